@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.vocabulary.events import WriteReport
 from muster.service.core.vocabulary.model import (
     Checkpoint,
@@ -168,8 +168,8 @@ def milliseconds(seconds: float) -> int:
 # ---------------------------------------------------------------------- for people
 
 
-def barrier_to_pb(view: views.BarrierView) -> barrier_pb2.Barrier:
-    """Convert a barrier for people: without payloads, which are for its ranks and may be large."""
+def barrier_to_pb(view: barrier_views.BarrierView) -> barrier_pb2.Barrier:
+    """A barrier as people see it: without the payloads, which are for its ranks and may be large."""
     decision = None
     if view.decision is not None:
         decision = decision_to_pb(dataclasses.replace(view.decision, payloads=()))

@@ -1,8 +1,8 @@
 """A relay's stream to the core, as a relay holds it: clients ride on it, come and go, one by one.
 
-The line holds by itself, at every message: each Enter and each Part is answered, once and in order; whom a
-message names rides here; nobody hears of a release that it did not arrive at; and nobody is sent away for
-another's sake.
+The line checks every message by itself. Each Enter and each Part is answered once and in order. A message
+names only ranks of this stream. No client hears a release at which it did not arrive. The end of one client
+does not affect the others.
 """
 
 import dataclasses
@@ -35,7 +35,8 @@ from muster.service.core.vocabulary.model import Closed, Decision, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 
 if TYPE_CHECKING:
-    from tests.support.world.core_world import Client, World
+    from tests.support.world.core_client import Client
+    from tests.support.world.core_world import World
 
 
 class Line:
@@ -48,9 +49,9 @@ class Line:
         self.name = name
         self.session: int | None = None
         self.broken_sessions: list[int] = []
-        """Of which the coordinator does not know yet that they are broken."""
+        """Broken streams that the coordinator has not noticed yet."""
         self.riders: dict[int, Client] = {}
-        """For whom the coordinator takes it to speak, by rank; one may have moved on, unknown to both."""
+        """The clients of this stream as the coordinator knows them, by rank. One may have moved on."""
         self.refused: list[Refused] = []
         """What was said to nobody in particular."""
         self._entering: deque[list[Client]] = deque()
@@ -83,7 +84,7 @@ class Line:
         self.world.do(Enter(self.session, tuple(client.info for client in clients)))
 
     def part(self, *clients: "Client", goodbye: str | None = None, others: tuple[int, ...] = ()) -> None:
-        """Clients go: for good, or their connections were lost. Of the other ranks nobody is here."""
+        """Remove clients that left or lost their connections. ``others`` are ranks without a client."""
         ranks = tuple(client.rank for client in clients if self.riders.get(client.rank) is client)
         for client in clients:
             client.left_line(self)

@@ -4,55 +4,29 @@
 delivers. It can crash between any two of these. ``Client`` behaves as the SDK does: it takes its position
 from its first join, arrives there, sends everything again after a reconnect, and goes on when it has heard.
 
-The world holds a few promises of the design by itself, at every step of every test: nothing is told that is
-not on disk, by invariant 2 (durable before delivered); a stored decision never changes, by invariant 1 (one
-decision per barrier); sequences have no gaps, by invariant 12 (the coordinator assigns the sequence); and the
-missing are exactly the ranks that have not arrived, by invariant 5 (every rank learns all missing ranks). It
-also holds that what the core counts is what it would find by looking at every process.
+The world checks some invariants of the design at every step of every test:
+
+- A delivered decision is on disk: invariant 2 (durable before delivered).
+- A stored decision never changes: invariant 1 (one decision per barrier).
+- Sequences have no gaps: invariant 12 (the coordinator assigns the sequence).
+- The missing ranks are those that have not arrived: invariant 5 (every rank learns all missing ranks).
+- The counters of the core match its processes and payloads.
 """
 
 import dataclasses
-import enum
 import itertools
-from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.vocabulary.effects import (
-    CheckpointsRecord,
     Delivery,
     Effects,
     Entered,
-    EvictionRecord,
-    ForgetDecision,
-    ForgetParticipant,
-    ForgetRankOwner,
-    ForgetRound,
-    ForgetRun,
-    ForgetShape,
-    ForgetStoreKey,
-    ForgetStoreOperation,
-    GroupJoined,
-    GroupRecord,
     Message,
-    ParticipantRecord,
-    Progress,
-    RankOwnerRecord,
-    Record,
     Refused,
-    RoundRecord,
-    RunRecord,
-    SaveAsked,
-    SaveRecord,
-    ShapeRecord,
-    StoredRecord,
-    StoreKeyRecord,
-    StoreOperationRecord,
-    Welcome,
 )
 from muster.service.core.vocabulary.events import (
     Abort,
@@ -63,428 +37,21 @@ from muster.service.core.vocabulary.events import (
     Enter,
     Event,
     Evict,
-    Goodbye,
     Hello,
     JoinGroup,
     ProcessInfo,
-    Stepped,
     Tick,
-    WriteReport,
 )
 from muster.service.core.vocabulary.limits import Limits
-from muster.service.core.vocabulary.model import Closed, Decision, Instant, Outcome, Ranks, Shape
-from muster.service.core.vocabulary.refusal import Reason
+from muster.service.core.vocabulary.model import Decision, Instant, Outcome
 from tests.support.world import history
+from tests.support.world.core_client import CKPT, TIMEOUT, Client, Seat
+from tests.support.world.core_disk import Crash, Disk
 from tests.support.world.core_lines import Line
 
-T = TypeVar("T")
-
 RUN = "job1"
-CKPT = "checkpoint"
 TTL = 10.0
-TIMEOUT = 300.0
 WALL = 1_700_000_000.0
-
-
-class Crash(enum.Enum):
-    """When the coordinator dies within a step."""
-
-    BEFORE_PERSIST = enum.auto()
-    """The step never happened, and nobody was told."""
-    AFTER_PERSIST = enum.auto()
-    """It is on disk, and nobody was told."""
-
-
-class Disk:
-    """The records as a storage engine keeps them, by key."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[object, ...], StoredRecord] = {}
-        self.decided: dict[tuple[str, str], list[Decision]] = {}
-        """Every decision that was ever on disk, by group."""
-        self.eras: Counter[tuple[str, str]] = Counter()
-        """How often each group was begun, or taken anew."""
-        self.rounds: dict[str, list[RoundRecord]] = {}
-        """Every round that was ever on disk, by run."""
-        self.places: set[tuple[str, str, int, int]] = set()
-        """Every (run, incarnation, attempt, rank) that was ever on disk."""
-
-    def write(self, records: Iterable[Record]) -> None:
-        for record in records:
-            match record:
-                case ForgetRun():
-                    self._forget(record.run_id)
-                case ForgetShape():
-                    self._drop("shape", (ShapeRecord, record.run_id, record.prefix, record.number))
-                case ForgetRankOwner():
-                    self.kept.pop((RankOwnerRecord, record.run_id, record.prefix, record.rank), None)
-                case ForgetDecision():
-                    self._drop("decision", (Decision, record.run_id, record.prefix, record.sequence))
-                case ForgetRound():
-                    self._drop("round", (RoundRecord, record.run_id, record.round))
-                case ForgetParticipant():
-                    self._drop("node in a round", (ParticipantRecord, record.run_id, record.incarnation))
-                case RunRecord():
-                    before = self.kept.get((RunRecord, record.run_id))
-                    if isinstance(before, RunRecord) and before.closed is not None:
-                        assert record.closed == before.closed, "closed is sticky, and the first one counts"
-                    self.kept[RunRecord, record.run_id] = record
-                case EvictionRecord():
-                    self.kept[EvictionRecord, record.run_id, record.rank] = record
-                case RoundRecord():
-                    self._keep_round(record)
-                case ParticipantRecord():
-                    self.kept[ParticipantRecord, record.run_id, record.node.incarnation] = record
-                    self.places.add((record.run_id, record.node.incarnation, record.attempt, record.rank))
-                case GroupRecord():
-                    self.kept[GroupRecord, record.run_id, record.prefix] = record
-                    self.eras[record.run_id, record.prefix] += 1
-                case ShapeRecord():
-                    self.kept[ShapeRecord, record.run_id, record.prefix, record.number] = record
-                case RankOwnerRecord():
-                    self.kept[RankOwnerRecord, record.run_id, record.prefix, record.rank] = record
-                case SaveRecord():
-                    self.kept[SaveRecord, record.run_id] = record
-                case CheckpointsRecord():
-                    self.kept[CheckpointsRecord, record.run_id] = record
-                case StoreKeyRecord():
-                    self.kept[StoreKeyRecord, record.run_id, record.key] = record
-                case ForgetStoreKey():
-                    del self.kept[StoreKeyRecord, record.run_id, record.key]
-                case StoreOperationRecord():
-                    self.kept[StoreOperationRecord, record.run_id, record.client] = record
-                case ForgetStoreOperation():
-                    del self.kept[StoreOperationRecord, record.run_id, record.client]
-                case Decision():
-                    decided = self.decided.setdefault((record.run_id, record.prefix), [])
-                    assert record.sequence == len(decided), "sequences have no gaps, and are decided once"
-                    decided.append(record)
-                    self.kept[Decision, record.run_id, record.prefix, record.sequence] = record
-
-    def _drop(self, what: str, key: tuple[object, ...]) -> None:
-        assert key in self.kept, f"a {what} is forgotten that is not kept"
-        del self.kept[key]
-
-    def _keep_round(self, record: RoundRecord) -> None:
-        rounds = self.rounds.setdefault(record.run_id, [])
-        assert not rounds or record.round > rounds[-1].round, "no round is numbered twice"
-        run = self.kept.get((RunRecord, record.run_id))
-        assert not (isinstance(run, RunRecord) and run.closed), "no round is completed in a closed run"
-        rounds.append(record)
-        self.kept[RoundRecord, record.run_id, record.round] = record
-
-    def _forget(self, run_id: str) -> None:
-        assert (RunRecord, run_id) in self.kept, "a run is forgotten that is not kept"
-        self.kept = {key: record for key, record in self.kept.items() if key[1] != run_id}
-        self.rounds.pop(run_id, None)
-        for group in [group for group in self.decided if group[0] == run_id]:
-            del self.decided[group]
-
-    def closed(self, run_id: str) -> Closed | None:
-        run = self.kept.get((RunRecord, run_id))
-        return run.closed if isinstance(run, RunRecord) else None
-
-    def was_written(self, decision: Decision) -> bool:
-        decided = self.decided.get((decision.run_id, decision.prefix), [])
-        return decision.sequence < len(decided) and decided[decision.sequence] == decision
-
-    def records(self) -> list[StoredRecord]:
-        """All of them, in an order that no engine promises."""
-        return list(reversed(self.kept.values()))
-
-    def of_kind(self, kind: type[T]) -> list[T]:
-        return [record for record in self.kept.values() if isinstance(record, kind)]
-
-
-@dataclass(eq=False)
-class Seat:
-    """A client's place in one group."""
-
-    shape: Shape
-    position: int | None = None
-    era: int | None = None
-    """The group's era when it joined last."""
-    waiting: bool = False
-    payload: bytes = b""
-    failure: str | None = None
-    report: WriteReport | None = None
-    timeout: float = TIMEOUT
-    progress_after: float = 0.0
-    sent_at: float = 0.0
-    """When its arrival was first sent."""
-    refused: Reason | None = None
-    heard: list[Decision] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-
-
-class Client:
-    """One process that speaks for one rank, as the SDK does it."""
-
-    def __init__(self, world: "World", rank: int, *, run: str, generation: int, incarnation: str) -> None:
-        self.began = world.now
-        self.world = world
-        self.rank = rank
-        self.run = run
-        self.generation = generation
-        self.incarnation = incarnation
-        self.host = f"node-{rank // 8}"
-        self.pid = 4000 + world.count()
-        self.ordinal = 0
-        self.welcomed_at: float | None = None
-        """When it was welcomed last."""
-        self.session: int | None = None
-        self.broken_session: int | None = None
-        """A stream that is gone, of which the coordinator does not know yet."""
-        self.line: Line | None = None
-        """The relay's stream that it rides on; its session is that."""
-        self.broken_line: Line | None = None
-        """One that it rode on, whose relay does not know yet that it has gone."""
-        self.alive = True
-        self.seats: dict[str, Seat] = {}
-        self.refusals: list[Refused] = []
-        self.closed: list[Closed] = []
-        self.save_asked: SaveAsked | None = None
-        """The save that it heard of last."""
-
-    def __repr__(self) -> str:
-        return f"<{self.incarnation} of rank {self.rank}, generation {self.generation}>"
-
-    @property
-    def info(self) -> ProcessInfo:
-        age = self.world.now - self.began
-        return ProcessInfo(self.rank, self.incarnation, self.host, self.pid, self.ordinal, age=age)
-
-    @property
-    def life(self) -> history.Life:
-        return history.Life(self.run, self.rank, self.incarnation, self.generation, self.ordinal)
-
-    # ------------------------------------------------------------------ what it does
-
-    def connect(self, line: Line | None = None) -> None:
-        """Say hello, perhaps through a relay; join again where it was, and arrive again where it waits."""
-        assert self.alive
-        assert self.session is None
-        if line is not None:
-            line.enter(self)
-        else:
-            self.session = self.world.open_session(self)
-            self.world.do(Hello(self.session, self.run, self.generation, (self.info,)))
-        self.resume()
-
-    def resume(self) -> None:
-        """Join again where it was, and arrive again where it waits."""
-        for prefix, seat in self.seats.items():
-            if self.session is not None:
-                self._join(prefix)
-            if self.session is not None and seat.waiting and seat.refused is None:
-                self._arrive(prefix)
-
-    def join(self, prefix: str = CKPT, world_size: int = 0, participants: tuple[int, ...] = ()) -> int | None:
-        """Take part in a group. Returns its position there."""
-        size = world_size or self.world.world_size
-        self.seats.setdefault(prefix, Seat(Shape(size, Ranks(participants))))
-        self._join(prefix)
-        return self.seats[prefix].position
-
-    def _join(self, prefix: str) -> None:
-        assert self.session is not None
-        shape = self.seats[prefix].shape
-        ranks = (self.rank,) if self.line is not None else ()
-        self.world.do(JoinGroup(self.session, prefix, shape.world_size, shape.participants, ranks))
-
-    def arrive(
-        self,
-        prefix: str = CKPT,
-        *,
-        payload: bytes = b"",
-        failure: str | None = None,
-        timeout: float = TIMEOUT,
-        progress_after: float = 0.0,
-        report: WriteReport | None = None,
-    ) -> Decision | None:
-        """Arrive at its position. Returns the decision, if it is there already."""
-        if prefix not in self.seats:
-            self.join(prefix)
-        seat, position = self.seats[prefix], self.seats[prefix].position
-        self.about_to_arrive(prefix, payload, failure, timeout, progress_after, report)
-        self._arrive(prefix)
-        return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
-
-    def about_to_arrive(
-        self,
-        prefix: str,
-        payload: bytes = b"",
-        failure: str | None = None,
-        timeout: float = TIMEOUT,
-        progress_after: float = 0.0,
-        report: WriteReport | None = None,
-    ) -> None:
-        """What it will say, again and again, until it has heard."""
-        seat = self.seats[prefix]
-        assert seat.position is not None
-        seat.waiting, seat.payload, seat.failure, seat.timeout = True, payload, failure, timeout
-        seat.progress_after, seat.report = progress_after, report
-        seat.sent_at = self.world.now
-        seat.refused = None
-
-    def arrive_again(self, prefix: str = CKPT) -> None:
-        """Send the same arrival once more."""
-        self._arrive(prefix)
-
-    def _arrive(self, prefix: str) -> None:
-        assert self.session is not None
-        seat = self.seats[prefix]
-        assert seat.position is not None
-        self.world.arriving(self, prefix, seat)
-        arrival = Arrival(self.rank, seat.payload, seat.failure, seat.report)
-        asked = seat.timeout, (arrival,), seat.progress_after, self.world.now - seat.sent_at
-        self.world.do(Arrive(self.session, prefix, seat.position, *asked))
-
-    def step(self, number: int) -> None:
-        """Tell how far the training has come."""
-        assert self.session is not None
-        self.world.do(Stepped(self.session, ((self.rank, number),)))
-
-    def goodbye(self) -> None:
-        assert self.session is not None
-        if self.line is not None:
-            self.line.part(self, goodbye="done")
-        else:
-            self.world.do(Goodbye(self.session))
-        self.die()
-
-    def lose_connection(self) -> None:
-        """The stream breaks, and both sides see it."""
-        self.stream_breaks()
-        self.world.coordinator_sees_it(self)
-
-    def stream_breaks(self) -> None:
-        """The stream breaks, and the coordinator does not see it yet."""
-        if self.line is not None:
-            self.broken_line, self.line, self.session = self.line, None, None
-        elif self.session is not None:
-            self.world.streams.pop(self.session)
-            self.broken_session, self.session = self.session, None
-
-    def left_line(self, line: Line) -> None:
-        """It rides there no more, and its relay knows it."""
-        if self.line is line:
-            self.session = self.line = None
-        if self.broken_line is line:
-            self.broken_line = None
-
-    def die(self) -> None:
-        """The process ends; its stream breaks."""
-        self.alive = False
-        self.lose_connection()
-
-    def reconnect(self) -> None:
-        self.lose_connection()
-        self.connect()
-
-    # ------------------------------------------------------------------ what it hears
-
-    def hear(self, message: Message) -> None:
-        match message:
-            case Welcome():
-                assert self.ordinal in (0, message.ordinals[0]), "an incarnation keeps its ordinal"
-                (self.ordinal,) = message.ordinals
-                self.welcomed_at = self.world.now
-            case GroupJoined():
-                seat = self.seats[message.prefix]
-                ((_, start),) = message.positions
-                seat.refused = None
-                if seat.position is None:
-                    seat.position = start
-                era = self.world.disk.eras[self.run, message.prefix]
-                if seat.era != era:
-                    seat.era = era
-                    # Who comes back from an earlier era may start at a barrier of that one.
-                    group = self.world.disk.kept[GroupRecord, self.run, message.prefix]
-                    assert isinstance(group, GroupRecord)
-                    first = max(start, group.first_sequence)
-                    joined = history.Joined(self.life, message.prefix, first, tuple(seat.shape), era)
-                    self.world.history.append(joined)
-            case Decision():
-                self._hear_decision(message)
-            case Progress():
-                seat = self.seats[message.prefix]
-                assert (seat.waiting, seat.position) == (True, message.sequence)
-                seat.progress.append(message)
-            case Closed():
-                assert self.world.disk.closed(self.run) == message, "it is told before it is on disk"
-                self.closed.append(message)
-            case SaveAsked():
-                kept = self.world.disk.kept[SaveRecord, self.run]
-                assert isinstance(kept, SaveRecord)
-                assert kept.save.number >= message.number, "it is told before it is on disk"
-                self.save_asked = message
-            case Refused():
-                self._hear_refusal(message)
-
-    def _hear_decision(self, decision: Decision) -> None:
-        seat = self.seats[decision.prefix]
-        payloads = {rank: payload.decode() for rank, payload in decision.payloads}
-        missing = tuple(one.rank for one in decision.missing)
-        self.world.history.append(
-            history.Heard(
-                self.life,
-                decision.prefix,
-                decision.sequence,
-                decision.outcome.name,
-                decision.message,
-                missing,
-                payloads,
-            )
-        )
-        if decision.sequence == seat.position:
-            assert seat.waiting, "it is told of a barrier that it has not arrived at"
-            seat.position += 1
-            seat.waiting = False
-            seat.heard.append(decision)
-
-    def _hear_refusal(self, refused: Refused) -> None:
-        assert refused.refusal.message
-        self.refusals.append(refused)
-        if refused.prefix in self.seats:
-            seat = self.seats[refused.prefix]
-            seat.refused, seat.waiting = refused.refusal.reason, False
-            self._go_on_after(refused, seat)
-        if refused.final:
-            for seat in self.seats.values():
-                seat.refused, seat.waiting = refused.refusal.reason, False
-            self.lose_connection()
-
-    def _go_on_after(self, refused: Refused, seat: Seat) -> None:
-        """Go on at another barrier, if the coordinator has no outcome of this one for the process."""
-        if refused.refusal.reason is Reason.SEQUENCE_BEHIND:
-            start = int(refused.refusal.metadata["start_sequence"])
-        elif refused.refusal.reason is Reason.SEQUENCE_FORGOTTEN:
-            start = int(refused.refusal.metadata["next_sequence"])
-        else:
-            return
-        seat.position = start
-        self.world.history.append(history.MovedOn(self.life, refused.prefix, start))
-
-    # ------------------------------------------------------------------ for assertions
-
-    def arrived_at(self, prefix: str, sequence: int) -> bool:
-        """Whether it arrived at a barrier itself."""
-        return (self.life, prefix, sequence) in self.world.arrived
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """What it heard in the checkpoint group, in order."""
-        return [decision.outcome for decision in self.seats[CKPT].heard]
-
-    @property
-    def last(self) -> Decision:
-        return self.seats[CKPT].heard[-1]
-
-    @property
-    def reason(self) -> Reason:
-        """Of the last refusal."""
-        return self.refusals[-1].refusal.reason
 
 
 class World:
@@ -513,12 +80,12 @@ class World:
         self.clients: list[Client] = []
         self.crash_next: Crash | None = None
         self.last = Effects()
-        """Of the last step."""
+        """The effects of the last step."""
         self._sessions = itertools.count(1)
         self._counter = itertools.count()
         self.watching = True
         self._present: dict[tuple[str, str], dict[int, str]] = {}
-        """Who has arrived at the open barrier of each group, as an outsider would count it."""
+        """The ranks that have arrived at the open barrier of each group, counted independently."""
         self._speaking: dict[int, tuple[str, dict[int, str]]] = {}
         """By session: its run, and the incarnations by rank."""
         self.start_coordinator()
@@ -644,7 +211,7 @@ class World:
             client.broken_line.part(client)
 
     def line(self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)") -> Line:
-        """A relay's stream on which these ride, who hold no other."""
+        """Open a relay's stream with these clients, which have no other stream."""
         line = Line(self, RUN, generation, name)
         line.enter(*clients)
         return line
@@ -777,7 +344,7 @@ class World:
         earlier: list[Decision],
         answers: list[Message],
     ) -> None:
-        """Who arrives at the barrier that is not decided yet is present."""
+        """Count the ranks that arrive at the open barrier."""
         run, ranks = self._speaking[event.session]
         group = run, event.prefix
         on_disk = len(self.disk.decided.get(group, ()))
@@ -789,7 +356,7 @@ class World:
                 present.setdefault(arrival.rank, ranks[arrival.rank])
 
     def _replace(self, event: JoinGroup | ArriveOnce, joined: Collection[int]) -> None:
-        """A newer incarnation takes the place of who was present for its rank."""
+        """Uncount an older incarnation whose rank a newer one took over."""
         run, ranks = self._speaking[event.session]
         present = self._present.get((run, event.prefix), {})
         for rank in joined:
@@ -797,7 +364,7 @@ class World:
                 present.pop(rank, None)
 
     def assert_nobody_waits_in_vain(self) -> None:
-        """Whoever waits with an open stream is counted by the barrier that is open."""
+        """Check that the open barrier counts every client that waits with an open stream."""
         riders = (
             client for line in self.lines.values() for client in line.riders.values() if client.line is line
         )

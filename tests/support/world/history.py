@@ -46,7 +46,7 @@ class Joined:
     required: tuple[int, ...]
     """The ranks that the group's barriers cover, as this process knows it."""
     era: int = 0
-    """Rises when the group begins anew because everyone had left; may rise with the generation."""
+    """Rises when the group is reset because all processes had left; may rise with the generation."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """Nodes around the core's rendezvous, on the disk and the streams of :mod:`tests.support.world.core_world`.
 
-``Agent`` behaves as the SDK does: it comes back to its place with the attempt and the round that it was told,
-joins anew with the next attempt, and takes a new incarnation when it hears that it was removed.
+``Agent`` behaves as the SDK does. It reconnects to its place with its attempt and round, and asks for a new
+round with the next attempt. When it hears that it was removed, it takes a new incarnation.
 
-The world holds a few promises by itself, at every step of every test: a round that is told is on disk, it has
-one membership for ever, with ranks 0 to n-1 of the fewest to the most nodes, and no node whose stream was
-lost is in a round that has just been completed.
+The world checks some invariants at every step of every test. An announced round is on disk. Its members
+never change, and have the ranks 0 to n-1, with n from ``min_nodes`` to ``max_nodes``. A node whose stream was
+lost is not in a round that has just been completed.
 """
 
 from dataclasses import dataclass
 
-from muster.service.core.rendezvous import Rendezvous
+from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.vocabulary.effects import (
     Effects,
@@ -215,7 +215,7 @@ class Agent:
 
     @property
     def rank(self) -> int | None:
-        """Of its round, as it was told."""
+        """Its rank in the round that it heard."""
         return self.place.rank if self.place is not None else None
 
 

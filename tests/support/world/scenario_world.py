@@ -37,7 +37,9 @@ from muster.service.core.vocabulary.effects import (
 from muster.service.core.vocabulary.events import Event
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Instant, RendezvousSettings
-from tests.support.world.core_world import CKPT, RUN, Client, Crash
+from tests.support.world.core_client import CKPT, Client
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN
 from tests.support.world.rendezvous_world import Agent, RendezvousWorld
 
 

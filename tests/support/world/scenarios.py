@@ -12,7 +12,9 @@ from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import Abort, Arrival, Arrive, JoinGroup, LeaveRendezvous, Tick
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import NodeStanding
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, Client, Crash
+from tests.support.world.core_client import CKPT, TIMEOUT, Client
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN
 from tests.support.world.rendezvous_world import Agent, nodes
 from tests.support.world.scenario_world import ScenarioWorld
 

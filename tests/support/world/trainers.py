@@ -6,7 +6,8 @@ from muster.service.wire import decision_to_pb
 from muster.worker.decision import decision_from_pb
 from muster.worker.savepoint.agreement import Course, Next
 from muster.worker.session.save_request import SaveAsked
-from tests.support.world.core_world import Client, World
+from tests.support.world.core_client import Client
+from tests.support.world.core_world import World
 
 
 class Trainer:

@@ -30,7 +30,6 @@ CODE = [name for name in CODE if name.endswith(".py") or (ROOT / name).is_dir()]
 NOT_YET_CLEAN: dict[str, int] = {
     "docs/operations.md": 1,
     "service/muster/service/cli": 19,
-    "service/muster/service/core": 70,
     "service/muster/service/telemetry": 4,
     "worker_sdk/muster/worker/__init__.py": 1,
     "worker_sdk/muster/worker/closed.py": 1,
@@ -48,8 +47,8 @@ NOT_YET_CLEAN: dict[str, int] = {
     "worker_sdk/muster/worker/store_stream.py": 2,
     "worker_sdk/muster/worker/transport": 4,
     "client": 26,
-    "tests/support": 25,
-    "tests/unit": 43,
+    "tests/support": 8,
+    "tests/unit": 32,
 }
 """How many flagged sentences a page or folder still has. Lower the number when you rewrite some."""
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lab.patience import PATIENCE
-from muster.service.core import views
+from muster.service.core import barrier_views
 from muster.service.core.retention.retention import Retention
 from muster.service.core.vocabulary.effects import (
     GroupJoined,
@@ -195,7 +195,7 @@ async def test_abandoned_query_does_not_stop_the_driver():
         gone, refused = (
             asyncio.create_task(runs(driver)),
             asyncio.create_task(
-                driver.query(lambda core, now: views.barrier(core, "job", "nope", None, now))
+                driver.query(lambda core, now: barrier_views.barrier(core, "job", "nope", None, now))
             ),
         )
         commit = await engine.begun.get()

@@ -1,4 +1,4 @@
-"""What may come in: names, ranks, times and shapes, held against the bounds before anything is changed."""
+"""Checks of names, ranks, times and shapes against the bounds, before anything is changed."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ MAX_WRITE_SECONDS = 366 * 86_400.0
 
 
 class Checks:
-    """What an event may say, whatever the state is. Each check raises ``Refusal``: INVALID_ARGUMENT.
+    """Checks of events that do not depend on the state. Each raises ``Refusal``: INVALID_ARGUMENT.
 
     Args:
         limits: the coordinator's bounds.
@@ -37,7 +37,7 @@ class Checks:
         self._limits = limits
 
     def name(self, field: str, value: str) -> None:
-        """A name is short and can be printed."""
+        """Check that a name is short and printable."""
         size, most = len(value.encode("utf-8", "replace")), self._limits.max_name_bytes
         if not value:
             raise invalid(field, '""', "it must not be empty")
@@ -51,24 +51,24 @@ class Checks:
             raise invalid(field, f'"{report.printable(value)}"', "control characters are not allowed")
 
     def reason(self, reason: str) -> None:
-        """A reason is not too long."""
+        """Check the length of a reason."""
         size, most = len(reason.encode("utf-8", "replace")), self._limits.max_reason_bytes
         if size > most:
             raise invalid("reason", f"{size:,} bytes", f"it may have {most:,}")
 
     def generation(self, generation: int) -> None:
-        """A generation fits into every field that it is kept in."""
+        """Check that a generation fits into every field that stores it."""
         if generation > MAX_GENERATION:
             raise invalid("generation", generation, f"it must be from 0 to {MAX_GENERATION}")
 
     def timeout(self, timeout: float, field: str = "timeout") -> None:
-        """A timeout, in seconds, ends some day."""
+        """Check that a timeout, in seconds, is positive and bounded."""
         most = self._limits.max_timeout_seconds
         if not 0 < timeout <= most:
             raise invalid(field, f"{timeout:g} s", f"it must be above 0 and at most {most:g} s")
 
     def write_report(self, report: WriteReport | None) -> None:
-        """A report's numbers fit the fields that store them."""
+        """Check that the numbers of a report fit the fields that store them."""
         if report is None:
             return
         if report.step is not None and report.step > MAX_STEP:
@@ -79,7 +79,7 @@ class Checks:
             raise invalid("write.write_ms", f"{report.seconds:g} s", f"it may be {MAX_WRITE_SECONDS:g} s")
 
     def process(self, info: ProcessInfo) -> None:
-        """A process says who it is."""
+        """Check the identity of a process."""
         if not 0 <= info.rank < self._limits.max_world_size:
             raise invalid("rank", info.rank, f"it must be from 0 to {self._limits.max_world_size - 1}")
         self.name("incarnation", info.incarnation)
@@ -88,7 +88,7 @@ class Checks:
             raise invalid("pid", info.pid, "a process id is not negative")
 
     def processes(self, infos: Sequence[ProcessInfo]) -> None:
-        """A Hello names its processes, each of another rank."""
+        """Check that a Hello names processes, each of another rank."""
         if not infos:
             raise invalid("processes", "empty", "a Hello names at least one process")
         ranks = {info.rank for info in infos}
@@ -98,7 +98,7 @@ class Checks:
             self.process(info)
 
     def shape(self, event: JoinGroup | ArriveOnce) -> Shape:
-        """Whom the barriers of a group cover, as a process sees it."""
+        """Check the world size and participants of a group, and return them as a shape."""
         self.name("prefix", event.prefix)
         world_size, participants = event.world_size, Ranks.of(event.participants)
         if len(participants) > self._limits.max_world_size:
@@ -115,7 +115,7 @@ class Checks:
         return Shape(world_size, ALL_RANKS if len(ordered) == world_size else ordered)
 
     def node(self, event: JoinRendezvous) -> None:
-        """A node says who it is, and what it wants of a round."""
+        """Check the identity and settings of a node."""
         self.name("incarnation", event.node.incarnation)
         self.name("address", event.node.address)
         if event.node.pid < 0:
@@ -136,7 +136,7 @@ class Checks:
         self.timeout(settings.keep_alive_timeout, "keep_alive_timeout")
 
     def operation(self, operation: Operation) -> None:
-        """A store's operation names its client and its number, and waits for no longer than it may."""
+        """Check the client, number and timeout of a store operation."""
         if isinstance(operation, Waiting) and operation.timeout:
             self.timeout(operation.timeout)
         if isinstance(operation, Change) and operation.id is not None:
@@ -146,11 +146,11 @@ class Checks:
 
 
 def invalid(field: str, value: object, why: str) -> Refusal:
-    """The refusal of a value that no coordinator could take.
+    """Return the refusal of an invalid value.
 
     Args:
-        field: of the message.
-        value: what it says.
+        field: the field of the message.
+        value: its value.
         why: what it must be instead.
     """
     return Refusal(Reason.INVALID_ARGUMENT, f"{field} = {value}: {why}.", field=field)

@@ -1,7 +1,7 @@
-"""The way into the core: events and the time go in, effects come out.
+"""The entrance of the core: events and the time go in, effects come out.
 
-The state is changed by :meth:`Coordinator.step` alone. It owns no clock: the driver asks
-:meth:`Coordinator.next_deadline` and comes back with a ``Tick``.
+Only :meth:`Coordinator.step` changes the state. The core owns no clock: the driver asks
+:meth:`Coordinator.next_deadline`, and submits a ``Tick`` at that time.
 """
 
 from collections.abc import Iterable
@@ -9,10 +9,13 @@ from collections.abc import Iterable
 from muster.service.core import saving
 from muster.service.core.barriers import observations
 from muster.service.core.barriers.group import Group
+from muster.service.core.barriers.refusals import not_joined
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.membership.process import Process
 from muster.service.core.registry import Registry
-from muster.service.core.rendezvous import Node, Rendezvous
+from muster.service.core.rendezvous.nodes import Node
+from muster.service.core.rendezvous.rendezvous import Rendezvous
+from muster.service.core.restoring import restore_runs
 from muster.service.core.retention.reaper import RunReaper, forgotten
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.run import Run
@@ -22,27 +25,16 @@ from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
     NO_RANKS,
-    CheckpointsRecord,
     Delivery,
     Effects,
     Evicted,
-    EvictionRecord,
     GroupJoined,
-    GroupRecord,
     NodeLeft,
-    ParticipantRecord,
-    RankOwnerRecord,
     Record,
     Refused,
-    RoundRecord,
     RunClosed,
     RunForgotten,
-    RunRecord,
-    SaveRecord,
     SaveRequested,
-    ShapeRecord,
-    StoreKeyRecord,
-    StoreOperationRecord,
 )
 from muster.service.core.vocabulary.events import (
     Abort,
@@ -69,7 +61,7 @@ from muster.service.core.vocabulary.events import (
     Tick,
 )
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import Decision, Instant, MemberState
+from muster.service.core.vocabulary.model import Instant, MemberState
 from muster.service.core.vocabulary.operations import Change, Waiting
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
@@ -80,8 +72,8 @@ class Coordinator:
     Args:
         session_ttl: seconds that a lost session may take to come back.
         limits: the bounds.
-        retention: how long runs are kept that nobody uses.
-        epoch: how often this coordinator's storage has been opened, from 1.
+        retention: how long unused runs are kept.
+        epoch: how often a coordinator has opened this storage, from 1.
     """
 
     def __init__(
@@ -98,14 +90,14 @@ class Coordinator:
         self.epoch = epoch
         self.runs: dict[str, Run] = {}
         self.node_streams: dict[SessionId, tuple[Run, Node]] = {}
-        """The streams of nodes that have, or had, a place in a rendezvous."""
+        """Open streams of nodes, each with the run and node that it belongs to."""
         self._waiting: dict[SessionId, Store] = {}
-        """Calls that wait for keys, and where."""
+        """Calls that wait for keys, each with its store."""
         self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
         self.stored = ByteTotal()
-        """In the stores of all runs."""
+        """Bytes in the stores of all runs."""
         self.gathered = ByteTotal()
-        """Payloads of the open barriers and kept decisions of all runs."""
+        """Payload bytes in the open barriers and kept decisions of all runs."""
         self.reaper = RunReaper(self.runs, retention, session_ttl)
         self._checks = Checks(self.limits)
         self._registry = Registry(
@@ -124,12 +116,12 @@ class Coordinator:
     # ------------------------------------------------------------------ driving
 
     def step(self, event: Event, now: Instant, effects: Effects) -> None:
-        """Take one event in.
+        """Apply one event.
 
         Args:
             event: what happened.
-            now: when.
-            effects: is added to: what to persist and then to deliver, in order.
+            now: the current time.
+            effects: receives what to persist and then to deliver, in order.
         """
         if type(event) is Arrive:
             self._arrive(event, now, effects)
@@ -176,66 +168,25 @@ class Coordinator:
                 raise TypeError(f"not an event: {event!r}")
 
     def next_deadline(self) -> float | None:
-        """When the next ``Tick`` is wanted, on the monotonic clock; an early one does no harm."""
+        """Return when the next ``Tick`` is due, on the monotonic clock. An early tick does no harm."""
         times = self._timers.next_time(), self.reaper.next_time()
         return min((time for time in times if time is not None), default=None)
 
     def restore(self, records: Iterable[Record], now: Instant) -> None:
-        """Take the durable state back, once, before :meth:`serve`.
+        """Restore the durable state, once, before :meth:`serve`.
 
         Args:
-            records: the state.
-            now: this moment.
+            records: the state, in any order.
+            now: the current time.
         """
-        kept: dict[type, list[Record]] = {}
-        for record in records:
-            kept.setdefault(type(record), []).append(record)
-        for record in kept.get(RunRecord, []):
-            assert isinstance(record, RunRecord)
-            run = self._registry.new(record.run_id, record.generation, now, record.closed)
-            if record.active_at is not None:
-                self.retention.restore(run, record.active_at, now)
-            self.runs[record.run_id] = run
-        self._restore_rendezvous(kept, now)
-        for record in kept.get(EvictionRecord, []):
-            assert isinstance(record, EvictionRecord)
-            self.runs[record.run_id].evictions[record.rank] = record
-        for record in kept.get(GroupRecord, []):
-            assert isinstance(record, GroupRecord)
-            run = self.runs[record.run_id]
-            run.restore_group(record.prefix, record.generation, record.first_sequence)
-        decisions = [d for d in kept.get(Decision, []) if isinstance(d, Decision)]
-        for decision in sorted(decisions, key=lambda d: d.sequence):
-            self.runs[decision.run_id].groups[decision.prefix].restore_decision(decision)
-        for record in kept.get(SaveRecord, []):
-            assert isinstance(record, SaveRecord)
-            self.runs[record.run_id].saving.restore(record)
-        for record in kept.get(CheckpointsRecord, []):
-            assert isinstance(record, CheckpointsRecord)
-            self.runs[record.run_id].checkpoints.restore(record)
-        for record in kept.get(ShapeRecord, []):
-            assert isinstance(record, ShapeRecord)
-            self.runs[record.run_id].groups[record.prefix].restore_shape(record)
-        for record in kept.get(RankOwnerRecord, []):
-            assert isinstance(record, RankOwnerRecord)
-            self._restore_owner(record, now)
-        for record in kept.get(StoreKeyRecord, []):
-            assert isinstance(record, StoreKeyRecord)
-            self.runs[record.run_id].store.restore_key(record)
-        operations = [r for r in kept.get(StoreOperationRecord, []) if isinstance(r, StoreOperationRecord)]
-        for operation in sorted(operations, key=lambda one: one.order):
-            self.runs[operation.run_id].store.restore_operation(operation)
-        for run in self.runs.values():
-            for process in run.roster:
-                for group in run.groups.values():
-                    group.refresh(process.rank)
+        restore_runs(records, self.runs, self._registry, self.retention, now)
         self.reaper.restore(now)
 
     def serve(self, now: Instant) -> None:
-        """Callers can reach the coordinator from now on.
+        """Start to serve: callers can reach the coordinator from now on.
 
-        Processes that were there before have the session TTL to come back, and nodes their keep-alive
-        timeout, counted from now: reading the state takes seconds, in which nobody can come.
+        Restored processes have the session TTL to come back, and nodes their keep-alive timeout. Both count
+        from now, because no caller could connect while the coordinator read its state.
         """
         for run in self.runs.values():
             for process in run.roster:
@@ -244,46 +195,6 @@ class Coordinator:
                     self._timers.arm(process, now.monotonic + self.session_ttl)
             run.rendezvous.serve(now)
         self.reaper.serve(now)
-
-    def _restore_rendezvous(self, kept: dict[type, list[Record]], now: Instant) -> None:
-        rounds: dict[str, list[RoundRecord]] = {}
-        for record in kept.get(RoundRecord, []):
-            assert isinstance(record, RoundRecord)
-            rounds.setdefault(record.run_id, []).append(record)
-        participants: dict[str, list[ParticipantRecord]] = {}
-        for record in kept.get(ParticipantRecord, []):
-            assert isinstance(record, ParticipantRecord)
-            participants.setdefault(record.run_id, []).append(record)
-        for run_id in rounds.keys() | participants.keys():
-            rendezvous = self.runs[run_id].rendezvous
-            rendezvous.restore(rounds.get(run_id, []), participants.get(run_id, []), now)
-
-    def _restore_owner(self, record: RankOwnerRecord, now: Instant) -> None:
-        run = self.runs[record.run_id]
-        group = run.groups[record.prefix]
-        if record.life not in (None, group.first_sequence):
-            group.restore_former(record)
-            return
-        process = run.roster.find(record.rank, record.incarnation)
-        if process is None:
-            unary = record.state is MemberState.IDLE
-            process = Process(
-                run_id=record.run_id,
-                rank=record.rank,
-                incarnation=record.incarnation,
-                ordinal=record.ordinal,
-                lineage=record.lineage,
-                host=record.host,
-                pid=record.pid,
-                generation=group.generation,
-                unary=unary,
-                session=None,
-                state=MemberState.DISCONNECTED if unary else record.state,
-                since=now.monotonic,
-            )
-            if group.generation == run.generation:
-                run.roster.add(process)
-        group.restore_owner(process, record.start_sequence, record.shape)
 
     # ------------------------------------------------------------------ streams, and time
 
@@ -311,7 +222,7 @@ class Coordinator:
                 item.store.on_time(item, effects)
             elif (run := self._process_on_time(item, now, effects)) is not None:
                 runs[run.run_id] = run
-        # All who died at once are known before a barrier fails, so that its report names them all.
+        # Expire all processes before a barrier fails, so that its report names all of them.
         for run in runs.values():
             run.check(now, effects)
             self.reaper.review_in_time(run)
@@ -323,10 +234,10 @@ class Coordinator:
         self.reaper.review(now, effects)
 
     def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
-        """Give a process up if its session did not return in time, and end its time as a possible heir.
+        """Expire a process whose session did not return in time, and end its succession window.
 
         Returns:
-            Its run, if its barriers are to be checked.
+            Its run, if the barriers of the run must be checked; else None.
         """
         run = self.runs.get(process.run_id)
         if run is None or not run.is_current(process):
@@ -385,7 +296,7 @@ class Coordinator:
             session.run.join(session.processes[event.process.rank], event.prefix, shape, now, effects)
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal, event.prefix))
-            # A net: what was checked is not refused later. Were it, its arrival must not count.
+            # The checks above cover every refusal. If one slips through, the arrival must not count.
             self._disconnected(Disconnected(event.session), now, effects)
             return
         arrive = Arrive(event.session, event.prefix, event.sequence, event.timeout, (event.arrival,))
@@ -407,11 +318,7 @@ class Coordinator:
                 process = self.sessions.process(session, arrival.rank)
                 group = session.run.groups.get(event.prefix)
                 if group is None:
-                    raise Refusal(
-                        Reason.NOT_JOINED,
-                        f'{process} arrived at group "{report.shown(event.prefix)}" of run '
-                        f"{session.run.run_id} without having joined it. Send JoinGroup first.",
-                    )
+                    raise not_joined(session.run.run_id, report.shown(event.prefix), process)
                 self._checks.timeout(event.timeout)
                 self._checks.write_report(arrival.report)
                 after, waited = event.progress_after, event.waited
@@ -441,7 +348,7 @@ class Coordinator:
             return
         effects.send(event.session, decision)
 
-    # ------------------------------------------------------------------ nodes, and the end of a run
+    # ------------------------------------------------------------------ nodes, and actions of operators
 
     def _join_rendezvous(self, event: JoinRendezvous, now: Instant, effects: Effects) -> None:
         try:
@@ -459,7 +366,7 @@ class Coordinator:
         run = self.runs.get(event.run_id)
         known = run.rendezvous.find(event.node.incarnation) if run is not None else None
         self.sessions.check_room(known is not None and known.session is not None)
-        # A place outlives its stream for the keep-alive timeout, so open streams alone do not bound them.
+        # A place outlives its stream for the keep-alive timeout, so it needs a bound of its own.
         places = len(run.rendezvous) if run is not None else 0
         if known is None and places >= self.limits.max_sessions:
             raise limit_exceeded(
@@ -544,7 +451,7 @@ class Coordinator:
     # ------------------------------------------------------------------ the store
 
     def _store(self, event: StoreRequest, now: Instant, effects: Effects) -> None:
-        """An operation on a run's store; a run that nobody knew begins with it."""
+        """Carry out an operation on a run's store; a change or a wait creates an unknown run."""
         try:
             self._checks.name("run_id", event.run_id)
             self._registry.check_room(event.run_id, now)
@@ -554,7 +461,7 @@ class Coordinator:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
-        # A mere look at a run that nobody knew does not make one.
+        # A query of an unknown run does not create it.
         if isinstance(event.operation, Change | Waiting):
             self._registry.register(run, now, effects)
         if event.session in run.store.waiters:
@@ -564,7 +471,7 @@ class Coordinator:
     # ------------------------------------------------------------------ looking up
 
     def run(self, run_id: str) -> Run:
-        """The run of this id.
+        """Return the run of this id.
 
         Raises:
             Refusal: RUN_NOT_FOUND.
@@ -579,17 +486,9 @@ class Coordinator:
         return run
 
     def group(self, run_id: str, prefix: str) -> Group:
-        """The group of this run and prefix.
+        """Return the group of this run and prefix.
 
         Raises:
             Refusal: RUN_NOT_FOUND or BARRIER_NOT_FOUND.
         """
-        run = self.run(run_id)
-        group = run.groups.get(prefix)
-        if group is None:
-            known = ", ".join(f'"{name}"' for name in sorted(run.groups)[:10]) or "none yet"
-            raise Refusal(
-                Reason.BARRIER_NOT_FOUND,
-                f'run {run_id} has no group "{report.shown(prefix)}"; it has {known}.',
-            )
-        return group
+        return self.run(run_id).find_group(prefix)

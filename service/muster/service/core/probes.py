@@ -1,4 +1,4 @@
-"""Whom to ask when people want to know what a run is doing."""
+"""Which processes to probe when people ask what a run is doing."""
 
 from collections.abc import Collection
 
@@ -13,13 +13,13 @@ from muster.service.core.vocabulary.report import command, shown
 def find_probe_targets(
     coordinator: Coordinator, run_id: str, ranks: Collection[int], prefix: str
 ) -> list[ProbeTarget]:
-    """The processes that people want to know of: those that live, and those whose rank is named.
+    """Return the processes of the named ranks, or all living ones.
 
     Args:
         coordinator: the state.
         run_id: the run.
-        ranks: whose; empty: of all.
-        prefix: only those that the open barrier of this group waits for; empty: all.
+        ranks: the ranks; empty: all.
+        prefix: only ranks that the open barrier of this group waits for; empty: all.
 
     Raises:
         Refusal: RUN_NOT_FOUND or BARRIER_NOT_FOUND; MEMBER_NOT_FOUND: a rank that is named has no process;

@@ -1,8 +1,8 @@
-"""Which runs are known, and how one begins. How they go, ``forgetting.py`` has."""
+"""Which runs are known, and how a run is created. ``retention/reaper.py`` removes them."""
 
 from muster.service.core.barriers.group import Group
 from muster.service.core.membership.process import Process
-from muster.service.core.rendezvous import Rendezvous
+from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
 from muster.service.core.store import Waiter
@@ -15,14 +15,14 @@ from muster.service.core.vocabulary.refusal import limit_exceeded
 
 
 class Registry:
-    """Begins runs.
+    """Creates runs.
 
     Args:
         runs: all of the coordinator's, by id.
         limits: the bounds.
-        timers: where the parts of a run ask to be woken.
-        stored: what the stores of all runs hold.
-        gathered: the payloads that the groups of all runs hold.
+        timers: wakes the parts of a run.
+        stored: bytes in the stores of all runs.
+        gathered: payload bytes of all groups of all runs.
         reaper: makes room for a new run, if it can.
     """
 
@@ -57,22 +57,22 @@ class Registry:
             )
 
     def find(self, run_id: str, generation: int, now: Instant) -> Run:
-        """The run of this id; if there is none, one that nobody knows until it is registered."""
+        """Return the run of this id, or a new one that is not registered yet."""
         return self._runs.get(run_id) or self.new(run_id, generation, now)
 
     def new(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
-        """A run that nobody knows yet."""
+        """Return a new run that is not registered yet."""
         totals = self._stored, self._gathered
         return Run(run_id, self._limits, self._timers, generation, now, *totals, closed)
 
     def begin(self, run_id: str, generation: int, now: Instant, effects: Effects) -> Run:
-        """The run of this id, known from here on."""
+        """Return the run of this id, and register it if it is new."""
         run = self.find(run_id, generation, now)
         self.register(run, now, effects)
         return run
 
     def register(self, run: Run, now: Instant, effects: Effects) -> None:
-        """Know a run from here on, if it is a new one."""
+        """Register a run if it is new; it may replace a closed run that is unused."""
         if run.run_id in self._runs:
             return
         most = self._limits.max_runs

@@ -6,7 +6,9 @@ from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.group import Group
 from muster.service.core.membership.process import SUCCESSION_WINDOW, Process, audience
 from muster.service.core.membership.roster import Roster
-from muster.service.core.rendezvous import Node, Rendezvous, run_closed
+from muster.service.core.rendezvous.nodes import Node
+from muster.service.core.rendezvous.refusals import run_closed
+from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.saving import Saving
 from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
@@ -31,11 +33,11 @@ class Run:
     Args:
         run_id: its id.
         limits: the coordinator's bounds.
-        timers: where its groups, processes, rendezvous and store ask to be woken.
-        generation: the generation that speaks.
+        timers: wakes its groups, processes, rendezvous and store.
+        generation: its newest generation.
         active: when it was last used.
-        stored: what the stores of all runs hold.
-        gathered: the payloads that the groups of all runs hold.
+        stored: bytes in the stores of all runs.
+        gathered: payload bytes of all groups of all runs.
         closed: how it was closed, if it was.
     """
 
@@ -52,9 +54,9 @@ class Run:
     ) -> None:
         self.run_id = run_id
         self.last_used = active
-        """When someone last did something with it, or left it."""
+        """When it was last used: a call, a connection, or the end of one."""
         self.recorded_use: Instant | None = None
-        """The one of these moments that is on disk."""
+        """The last use that is on disk."""
         self.roster = Roster(generation)
         self.groups: dict[str, Group] = {}
         self.rendezvous = Rendezvous(run_id, timers)
@@ -62,7 +64,7 @@ class Run:
         self.saving = Saving(run_id, self.groups, self.roster)
         self.checkpoints = Checkpoints(run_id)
         self.evictions: dict[int, EvictionRecord] = {}
-        """By rank; those of an older generation count no more."""
+        """By rank. An eviction of an older generation no longer counts."""
         self.store = Store(run_id, limits, timers, stored)
         self._limits = limits
         self._timers = timers
@@ -74,13 +76,13 @@ class Run:
         return self.roster.generation
 
     def write_record(self, now: Instant, effects: Effects) -> None:
-        """Write down what is kept of the run beside its groups; this is a use of it."""
+        """Make the run's own record durable; this counts as a use."""
         self.last_used = self.recorded_use = now
         effects.records.append(RunRecord(self.run_id, self.generation, self.closed, self.last_used.wall))
 
     @property
     def in_use(self) -> bool:
-        """Whether someone is connected to it, or may come back, or waits for something of it."""
+        """Whether a process is connected or may come back, or a node, call or barrier waits."""
         return bool(
             len(self.rendezvous)
             or self.store.waiters
@@ -89,7 +91,7 @@ class Run:
         )
 
     def end(self) -> None:
-        """The run is forgotten: nothing of it is woken any more."""
+        """Cancel all timers and free all bytes, because the run was removed."""
         self.store.end()
         self._timers.disarm(self.rendezvous)
         for group in self.groups.values():
@@ -97,10 +99,10 @@ class Run:
         for process in self.roster:
             self._timers.disarm(process)
 
-    # ------------------------------------------------------------------ generations and lives
+    # ------------------------------------------------------------------ generations
 
     def admit_generation(self, generation: int, now: Instant, effects: Effects) -> None:
-        """Let a generation speak: an older one is refused, a newer one ends the barriers of the last."""
+        """Admit a generation: refuse an older one; a newer one ends all open barriers."""
         if generation < self.generation:
             raise self.stale(generation)
         if generation == self.generation:
@@ -120,7 +122,7 @@ class Run:
         self.write_record(now, effects)
 
     def stale(self, generation: int) -> Refusal:
-        """The refusal for an older generation's process: invariant 11 (the newer fences the older)."""
+        """Return the refusal for an older generation: invariant 11 (the newer fences the older)."""
         return Refusal(
             Reason.STALE_GENERATION,
             f"generation {generation} of run {self.run_id} is over: generation {self.generation} has "
@@ -129,12 +131,13 @@ class Run:
         )
 
     def _restart_if_deserted(self, newcomer: ProcessInfo, now: Instant, effects: Effects) -> None:
-        """Reset all groups if everyone has left, by invariant 8 (disagreement fails every rank).
+        """Reset all groups if no process is left, by invariant 8 (disagreement fails every rank).
 
-        If its rank was there, or all of the world was, then the job is started again under its old name, and
-        its past is forgotten. Else it may be that job still, to which others came before: who was there when
-        the newcomer was running already will not come again. One that began later may be of either, so it
-        waits for those who left as for anyone, and they are known.
+        The job was restarted under its old name if the newcomer's rank had a process before, or if the whole
+        world had. The coordinator then forgets the old processes. Otherwise the newcomer may belong to the
+        same job and come late. If it was already running when an old process was last seen, that process
+        counts as gone. If it started later, either is possible: the old processes stay known, and barriers
+        wait for their ranks.
         """
         if not self._is_deserted:
             return
@@ -144,7 +147,7 @@ class Run:
         if self.roster.of_rank(newcomer.rank) or self._was_complete:
             self.roster.clear()
         else:
-            # Who has been welcomed before comes back after a restart of the coordinator: it was there.
+            # A process with an ordinal was welcomed before a restart of the coordinator.
             self.roster.mark_past(None if newcomer.ordinal else now.monotonic - newcomer.age)
         for group in self.groups.values():
             group.reset_membership(effects)
@@ -152,7 +155,7 @@ class Run:
 
     @property
     def _was_complete(self) -> bool:
-        """Whether every rank of the world was there, as far as the groups know the world."""
+        """Whether every rank of the largest known world had a process."""
         owners = (
             owner
             for group in self.groups.values()
@@ -163,7 +166,7 @@ class Run:
 
     @property
     def _is_deserted(self) -> bool:
-        """Whether someone was there, and nobody is any more."""
+        """Whether the run had processes, and none is living."""
         return len(self.roster) > 0 and self.roster.deserted
 
     # ------------------------------------------------------------------ processes
@@ -178,7 +181,7 @@ class Run:
         effects: Effects,
         relay: str = "",
     ) -> Process:
-        """A process says hello, or enters a relay's line: it comes back, or is seen for the first time."""
+        """Add a process that says hello, or connect a known one again."""
         process = self.roster.find(info.rank, info.incarnation)
         if process is None:
             self._restart_if_deserted(info, now, effects)
@@ -202,7 +205,7 @@ class Run:
             )
             self.roster.add(process)
             if successor_until is not None:
-                # If it comes back from an earlier life, those who came meanwhile may take over from it.
+                # If an older process comes back, the newer ones of its rank may take over from it.
                 for successor in self.roster.of_rank(info.rank):
                     if successor.ordinal >= ordinal:
                         successor.successor_until = successor_until
@@ -223,7 +226,7 @@ class Run:
         """
         if generation > self.generation or self.roster.find(info.rank, info.incarnation):
             return
-        # A unary call that has ended leaves nobody behind that could be too many.
+        # A unary call that has ended does not count.
         living = sum(
             process.state.living and not (process.unary and process.session is None)
             for process in self.roster.of_rank(info.rank)
@@ -238,8 +241,8 @@ class Run:
     def check_newcomer(self, generation: int, info: ProcessInfo) -> None:
         """Refuse a process that was evicted, or that is new to a closed run.
 
-        A closed run still takes in the workers of its complete round, and whoever speaks for a rank that is
-        there. Invariant 13 (closing is final) lets barriers go on: a last save may need a new process.
+        A closed run still admits the workers of its complete round, and new processes of ranks that have a
+        living one. Invariant 13 (closing is final) lets barriers go on: a last save may need a new process.
 
         Raises:
             Refusal: EVICTED or RUN_CLOSED.
@@ -255,7 +258,7 @@ class Run:
         if self.closed is None or known is not None:
             return
         if self.rendezvous.complete and generation == self.rendezvous.round:
-            # A worker of the round that goes on to its end, so that its last checkpoint may commit.
+            # A worker of the last round, so that its last checkpoint may commit.
             return
         if generation > self.generation or not (
             info.ordinal or any(process.state.living for process in self.roster.of_rank(info.rank))
@@ -270,23 +273,23 @@ class Run:
         )
 
     def is_current(self, process: Process) -> bool:
-        """Whether the process still belongs to the run's newest generation and life."""
+        """Whether the process is in the roster of the newest generation."""
         return self.roster.find(process.rank, process.incarnation) is process
 
     def mark_gone(self, process: Process, effects: Effects, reason: str = "") -> None:
-        """A process left or was lost. The caller checks the barriers when all the dead are known."""
+        """Record that a process left or was lost. The caller checks the barriers afterwards."""
         self._record_state_change(process, effects)
         verb = _VERBS[process.state]
         why = f": {report.shown(reason)}" if reason else ""
         effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}{why}"))
 
     def end_heir(self, process: Process) -> None:
-        """A process may not take over for the dead of its rank any more. The caller checks the barriers."""
+        """End the succession window of a process. The caller checks the barriers afterwards."""
         process.successor_until = None
         self._refresh(process)
 
     def check(self, now: Instant, effects: Effects) -> None:
-        """Fail every barrier that needs a rank that is gone."""
+        """Fail every open barrier that needs a rank without living processes."""
         for group in self.groups.values():
             group.check(now, effects)
 
@@ -300,16 +303,16 @@ class Run:
         for prefix in process.prefixes:
             self.groups[prefix].record_state_change(process.rank, effects)
 
-    # ------------------------------------------------------------------ nodes, and the end
+    # ------------------------------------------------------------------ nodes, closing and eviction
 
     def join_rendezvous(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
-        """Give a node a place in a round, or the one back that it has.
+        """Give a node a place in a round, or tell it the place that it already has.
 
         Raises:
             Refusal: RUN_CLOSED, or as :meth:`Rendezvous.join`.
         """
         if self.groups or self.generation:
-            # The round will be the workers' generation, and must not be one that has been before.
+            # The workers use the round as their generation, so its number must be new.
             self.rendezvous.raise_next_round(self.generation)
         closed = self.closed
         if closed is not None and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
@@ -320,7 +323,7 @@ class Run:
         return node
 
     def close(self, event: CloseRun, now: Instant, effects: Effects) -> bool:
-        """End the membership, by invariant 13 (closing is final); the first call counts.
+        """Close the run, by invariant 13 (closing is final); the first call counts.
 
         Returns:
             Whether it had been closed before.
@@ -340,10 +343,10 @@ class Run:
         return was_closed
 
     def evict(self, rank: int, reason: str, now: Instant, effects: Effects) -> None:
-        """Send the processes of a rank away, and fail the barriers that need them.
+        """Evict the processes of a rank, and fail the barriers that need them.
 
         Raises:
-            Refusal: MEMBER_NOT_FOUND: none is there.
+            Refusal: MEMBER_NOT_FOUND: the rank has no such process.
         """
         processes = self.find_evictable(rank)
         newest = max(process.ordinal for process in processes)
@@ -359,14 +362,14 @@ class Run:
         self.check(now, effects)
 
     def _speaks_alone(self, process: Process) -> bool:
-        """Whether the process's stream speaks for nobody else."""
+        """Whether the process is the only one on its stream."""
         return not any(p is not process and p.session == process.session for p in self.roster)
 
     def find_evictable(self, rank: int) -> list[Process]:
-        """The processes that :meth:`evict` would send away.
+        """Return the processes that :meth:`evict` would evict.
 
         Raises:
-            Refusal: MEMBER_NOT_FOUND: none is there.
+            Refusal: MEMBER_NOT_FOUND: the rank has no such process.
         """
         processes = [process for process in self.roster.of_rank(rank) if not process.state.gone]
         if not processes:
@@ -381,7 +384,7 @@ class Run:
     # ------------------------------------------------------------------ groups
 
     def join(self, process: Process, prefix: str, shape: Shape, now: Instant, effects: Effects) -> int:
-        """A process takes part in a group, which is made if there is none.
+        """Let a process join a group, and create the group if needed.
 
         Returns:
             The first sequence that it may arrive at.
@@ -401,14 +404,14 @@ class Run:
         return group.join(process, shape, now, effects)
 
     def _merge_lineages(self, rank: int, older: int, newer: int, effects: Effects) -> None:
-        """A process took over a group from another lineage of its rank: the two are one from now on."""
+        """Merge two lineages of a rank, because a process of one took over a group from the other."""
         for process in self.roster.of_rank(rank):
             if process.lineage == newer:
                 process.lineage = older
                 self._record_state_change(process, effects)
 
     def check_unary_arrival(self, call: ArriveOnce, shape: Shape) -> Decision | None:
-        """Refuse a unary call before it changes anything: what its parts would refuse one after the other.
+        """Refuse a unary call before it changes anything, as its hello, join and arrival would be.
 
         Returns:
             As :meth:`Group.check_unary_arrival`.
@@ -423,20 +426,35 @@ class Run:
         known = self.roster.find(info.rank, info.incarnation)
         if call.generation > self.generation:
             known = None
-        anew = call.generation > self.generation or (known is None and self._is_deserted)
+        resets = call.generation > self.generation or (known is None and self._is_deserted)
         name = report.process_name(info.rank, info.host, info.pid)
         incarnation = info.incarnation if call.generation == self.generation == group.generation else ""
         return group.check_unary_arrival(
-            known, incarnation, name, shape, call.sequence, call.arrival, anew=anew
+            known, incarnation, name, shape, call.sequence, call.arrival, resets=resets
         )
 
+    def find_group(self, prefix: str) -> Group:
+        """Return the group of this prefix.
+
+        Raises:
+            Refusal: BARRIER_NOT_FOUND.
+        """
+        group = self.groups.get(prefix)
+        if group is None:
+            known = ", ".join(f'"{name}"' for name in sorted(self.groups)[:10]) or "none yet"
+            raise Refusal(
+                Reason.BARRIER_NOT_FOUND,
+                f'run {self.run_id} has no group "{report.shown(prefix)}"; it has {known}.',
+            )
+        return group
+
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
-        """Take back a group from storage."""
+        """Restore a group."""
         group = self.groups[prefix] = self._new_group(prefix, generation, first_sequence)
         return group
 
     def _check_new_group(self, prefix: str) -> Group:
-        """A group that is not among the run's yet."""
+        """Create a group, if the run may have one more. The caller registers it."""
         if len(self.groups) >= self._limits.max_groups_per_run:
             raise limit_exceeded(
                 "max_groups_per_run",

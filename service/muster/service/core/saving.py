@@ -1,8 +1,8 @@
-"""A save that is asked for of all ranks of a run: at one step, by all or by none.
+"""The requested save of a run: all ranks save at one step, or none does.
 
-The ranks agree on the step at a barrier of the group ``PREFIX``, where each hands in beyond which step it
-will not go, and say that they are done at the next one. So whatever may become of ranks is judged by the
-rules of barriers; here is only what is asked for, and what a release of that group says of it.
+The ranks agree on the step at a barrier of the group ``PREFIX``, where each rank hands in the last step that
+it may reach. They confirm the save at the next barrier of that group. So the rules of barriers cover failures
+of ranks. This module keeps the request, and reads from each release what became of it.
 """
 
 import enum
@@ -19,74 +19,74 @@ from muster.service.core.vocabulary.model import Decision, Instant, Outcome, Sav
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 PREFIX = "muster/save"
-"""The group of the barriers at which ranks agree on a save, and say that they are done."""
+"""The group of the barriers at which ranks agree on a save and confirm it."""
 MAX_INT64 = 2**63 - 1
-"""Of steps and numbers of requests."""
+"""The largest step, and the largest number of a request."""
 
 
 class Phase(enum.StrEnum):
-    """What a barrier of the group is about."""
+    """The purpose of a barrier of the group."""
 
     AGREE = "agree"
     DONE = "done"
 
 
 class SaveVote(NamedTuple):
-    """What one rank hands in: ``PHASE STEP NUMBER STOP``, in ASCII."""
+    """The payload of one rank: ``PHASE STEP NUMBER STOP``, in ASCII."""
 
     phase: Phase
     step: int
-    """Beyond which it will not go, or at which it has saved."""
+    """The last step that it may reach, or the step at which it saved."""
     number: int
-    """Of the newest request that it has heard of."""
+    """The number of the newest request that it has heard."""
 
 
 class Saving:
-    """What is asked for of one run.
+    """The requested save of one run.
 
     Args:
         run_id: the run.
-        groups: those of the run, by prefix.
+        groups: the run's groups, by prefix.
         roster: its processes.
     """
 
     def __init__(self, run_id: str, groups: dict[str, Group], roster: Iterable[Process]) -> None:
         self.save: Save | None = None
-        """The newest."""
+        """The newest request."""
         self._run_id = run_id
         self._groups = groups
         self._roster = roster
         self._seen: int | None = None
-        """The group's next barrier when its last decision was looked at."""
+        """The group's next sequence when this object last read its newest decision."""
 
     def restore(self, record: SaveRecord) -> None:
-        """Take back what was asked for from storage, after the group: what it had decided was heard then."""
+        """Restore the request, after the group, whose decisions were applied before the restart."""
         self.save = record.save
         self._seen = self._next_sequence
 
     @property
     def asked(self) -> SaveAsked | None:
-        """What a process that comes must hear, a withdrawal that it may have missed among it."""
+        """The message for a process that connects. It may have missed a withdrawal, too."""
         return None if self.save is None or self.save.state is SaveState.DONE else _announcement(self.save)
 
     def request(
         self, stop: bool, by: str, reason: str, known: int | None, now: Instant, effects: Effects
     ) -> bool:
-        """Someone asks for a save.
+        """Request a save.
 
-        A request that stands is the same one, unless the ranks could not agree on it, or training is to end
-        and was not to: then it is made anew, beside what they may be at.
+        A pending request covers the new one, with two exceptions: the ranks failed to agree on it, or the new
+        one ends training and the pending one does not. Then the new request replaces the pending one.
 
         Args:
-            stop: whether training is to end after it.
-            by: who asks.
-            reason: why.
-            known: the newest request that whoever asks had heard of; a newer one is the same.
-            now: when.
-            effects: is added to.
+            stop: whether training ends after the save.
+            by: the person or program that asks.
+            reason: its reason.
+            known: the newest request that the caller had heard of; a newer request covers this one.
+            now: the current time.
+            effects: receives what follows.
 
         Returns:
-            Whether nothing was changed, for it had been asked for before.
+            Whether an earlier request covers this one, so that nothing was changed.
         """
         last = self.save
         if last is not None and known is not None and last.number > known and last.stop >= stop:
@@ -104,10 +104,10 @@ class Saving:
         return False
 
     def withdraw(self, reason: str, now: Instant, effects: Effects) -> Save:
-        """Someone wants it no longer. Ranks that have agreed on a step save at it nevertheless.
+        """Withdraw the pending request. Ranks that have agreed on a step still save at it.
 
         Returns:
-            What was withdrawn.
+            The withdrawn request.
 
         Raises:
             Refusal: NO_SAVE_ASKED.
@@ -127,7 +127,7 @@ class Saving:
         return withdrawn
 
     def apply_decision(self, now: Instant, effects: Effects) -> None:
-        """Ranks arrived at the group's barrier: hear a release, and let nobody wait for nothing."""
+        """Apply a new release of the group, or abort its barrier if no request needs it."""
         group = self._groups.get(PREFIX)
         if group is None:
             return
@@ -141,7 +141,7 @@ class Saving:
                 self._apply_release(self.save, votes, now, effects)
 
     def _is_of_use(self, barrier: OpenBarrier) -> bool:
-        """Whether something stands to agree on, or ranks have agreed, and say that they are done."""
+        """Whether a request is pending, or the ranks confirm a save that they agreed on."""
         if self.save is not None and self.save.state.stands:
             return True
         vote = next((_parse_vote(payload) for payload in barrier.payloads.values()), None)
@@ -158,10 +158,10 @@ class Saving:
             self._note("agreed", f"was agreed on: all ranks save at step {step}", effects)
 
     def require_agreement(self, effects: Effects) -> None:
-        """Other processes come: they must agree anew on what stands."""
+        """Let other processes agree again on a pending request, because they replace those that did."""
         if self.save is not None and self.save.state.stands:
-            anew = replace(self.save, state=SaveState.ASKED, step=None, since=self._next_sequence)
-            self._keep(anew, effects)
+            pending = replace(self.save, state=SaveState.ASKED, step=None, since=self._next_sequence)
+            self._keep(pending, effects)
 
     @property
     def _next_sequence(self) -> int:
@@ -169,7 +169,7 @@ class Saving:
         return group.next_sequence if group is not None else 0
 
     def _failed(self, save: Save) -> bool:
-        """Whether the ranks that are there have tried, and failed."""
+        """Whether the ranks tried to agree on this request and failed."""
         group = self._groups.get(PREFIX)
         last = _newest(group) if group is not None else None
         return last is not None and last.sequence >= save.since and not _released(last)
@@ -188,12 +188,12 @@ class Saving:
 
 
 def _newest(group: Group) -> Decision | None:
-    """The last decision; None: there was none, or nothing is kept of it."""
+    """Return the last decision; None if there was none, or it is no longer kept."""
     return group.decisions.get(group.next_sequence - 1)
 
 
 def _released(decision: Decision | None) -> list[SaveVote]:
-    """What all ranks handed in; empty if the barrier failed, or they were not at one, or not at one step."""
+    """Return the votes of all ranks; empty if the barrier failed or the votes differ."""
     if decision is None or decision.outcome is not Outcome.RELEASED:
         return []
     votes = [vote for _, payload in decision.payloads if (vote := _parse_vote(payload)) is not None]
@@ -204,7 +204,7 @@ def _released(decision: Decision | None) -> list[SaveVote]:
 
 
 def _parse_vote(payload: bytes) -> SaveVote | None:
-    """What a rank handed in; None if it is no such word."""
+    """Return a rank's vote; None if the payload is malformed."""
     try:
         phase, step, number, _ = payload.decode("ascii").split(" ")
         vote = SaveVote(Phase(phase), int(step), int(number))

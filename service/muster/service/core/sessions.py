@@ -1,7 +1,7 @@
-"""For whom each stream, and each unary call, speaks.
+"""Which processes each stream, and each unary call, speaks for.
 
-A worker's stream speaks for the processes that its Hello names, until it ends. A relay's, a *line*, begins
-with nobody; processes enter and part one by one, and what becomes of one is nothing to the others.
+A worker's stream speaks for the processes that its Hello names, until it ends. A relay's stream starts with
+no process. Its processes enter and part one by one, and the end of one does not affect the others.
 """
 
 from collections.abc import Iterable, Sequence, Sized
@@ -39,25 +39,25 @@ class Session:
 
     id: SessionId
     run: Run
-    """A line's may be one that nobody knows yet: it begins with the first process that enters."""
+    """A relay's session may have an unregistered run, until its first process enters."""
     generation: int
     relay: str = ""
-    """Whose line it is; empty: it is none."""
+    """The name of the relay; empty: a worker's stream."""
     processes: dict[int, Process] = field(default_factory=dict)
-    """By rank. On a line only those that still speak there."""
+    """By rank; on a relay's stream, only those that have not parted."""
 
 
 class Sessions:
-    """Takes processes in, and lets them go.
+    """Admits processes, and records their end.
 
     Args:
-        registry: begins their runs.
-        reaper: is told that a run is used.
+        registry: creates their runs.
+        reaper: learns that a run is used.
         limits: the bounds.
-        timers: where a process whose connection broke asks to be woken.
-        ttl: seconds that it may take to come back.
-        epoch: how often this coordinator's storage has been opened, from 1.
-        nodes: the streams of nodes, which share the bound.
+        timers: wakes processes whose connection broke.
+        ttl: seconds that they may take to come back.
+        epoch: how often a coordinator has opened this storage, from 1.
+        nodes: the streams of nodes, which count towards the same bound.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Sessions:
     ) -> None:
         self.open: dict[SessionId, Session] = {}
         self.relayed = 0
-        """How many processes speak on lines."""
+        """How many processes speak through relays."""
         self._registry = registry
         self._reaper = reaper
         self._limits = limits
@@ -89,7 +89,7 @@ class Sessions:
     # ------------------------------------------------------------------ streams
 
     def hello(self, event: Hello, now: Instant, effects: Effects) -> None:
-        """A stream says for whom it speaks, or that it is a relay's."""
+        """Open a session for the processes of a Hello, or for a relay."""
         try:
             self.check_hello(event, now)
             session = self._open_relay_stream(event, now) if event.relay else self.admit(event, now, effects)
@@ -130,7 +130,7 @@ class Sessions:
             raise invalid("processes", named, "a relay's Hello names none; they Enter one by one")
 
     def check_room(self, replaced: int) -> None:
-        """There must be room for one more stream; it may end some that are open.
+        """Refuse a stream beyond the bound; ``replaced`` open sessions end with it.
 
         Raises:
             Refusal: LIMIT_EXCEEDED.
@@ -145,7 +145,7 @@ class Sessions:
         return relay_session
 
     def admit(self, event: Hello, now: Instant, effects: Effects, unary: bool = False) -> Session:
-        """Processes that were checked enter their run, which begins with them if nobody knew it.
+        """Admit checked processes to their run, which is created if it is new.
 
         Raises:
             Refusal: STALE_GENERATION.
@@ -171,9 +171,9 @@ class Sessions:
         return process
 
     def _ordinal(self, info: ProcessInfo) -> int:
-        """What an earlier Welcome gave to the process; a new one at its first hello.
+        """Return the ordinal that an earlier Welcome gave to the process, or a new one.
 
-        One of a later epoch was given by a coordinator whose state this one does not have: order anew.
+        An ordinal of a later epoch comes from a coordinator whose state was lost, so it is replaced.
         """
         known = 0 < info.ordinal <= self._last_ordinal
         ordinal = info.ordinal if known else self._last_ordinal + 1
@@ -181,7 +181,7 @@ class Sessions:
         return ordinal
 
     def _end_replaced_session(self, process: Process, effects: Effects) -> None:
-        """A process connected again before its old stream was seen to break; others speak on a line."""
+        """End the old session of a process that reconnected; on a relay's stream, only its own part."""
         assert process.session is not None
         final = not process.relay
         rank = None if final else process.rank
@@ -189,19 +189,19 @@ class Sessions:
         self.detach((process,))
 
     def goodbye(self, event: Goodbye, now: Instant, effects: Effects) -> None:
-        """All who still speak on a stream leave on purpose."""
+        """Record that all processes of a stream leave on purpose."""
         session = self._close(event.session)
         if session is not None:
             self._mark_left(session, session.processes.values(), event.reason, now, effects)
 
     def disconnected(self, stream: SessionId, now: Instant, effects: Effects) -> None:
-        """A stream broke; all who still speak on it have the session TTL to come back."""
+        """Record that a stream broke; its processes have the session TTL to come back."""
         session = self._close(stream)
         if session is not None:
             self._mark_disconnected(session, session.processes.values(), now, effects)
 
     def end_all(self, run_id: str) -> list[SessionId]:
-        """The streams of a run, which are over from here on."""
+        """Close all sessions of a run, and return their streams."""
         ended = [session.id for session in self.open.values() if session.run.run_id == run_id]
         for session in ended:
             self._close(session)
@@ -213,10 +213,10 @@ class Sessions:
             self.relayed -= len(session.processes)
         return session
 
-    # ------------------------------------------------------------------ lines
+    # ------------------------------------------------------------------ relays
 
     def enter(self, event: Enter, now: Instant, effects: Effects) -> None:
-        """Processes begin to speak on a line, each judged as a Hello for it alone would be."""
+        """Add processes to a relay's stream. Each is checked as a Hello for it alone would be."""
         try:
             relay_session = self._relay_session(event.session)
         except Refusal as refusal:
@@ -232,7 +232,7 @@ class Sessions:
 
     @staticmethod
     def _send_run_state(session: Session, ranks: Iterable[int], effects: Effects) -> None:
-        """What those who come must hear of their run."""
+        """Tell new processes that their run is closed, or that a save is requested."""
         for message in (session.run.closed, session.run.saving.asked):
             if message is not None:
                 effects.send(session.id, message, ranks)
@@ -245,7 +245,7 @@ class Sessions:
         now: Instant,
         effects: Effects,
     ) -> Entry:
-        """One process of an Enter, and those that were named before it."""
+        """Add one process of an Enter. ``before`` has the entries of the ranks named before it."""
         if info.rank in before:
             return Entry(refusal=invalid("processes", info.rank, "a rank may be named only once"))
         try:
@@ -280,7 +280,7 @@ class Sessions:
         run = self._registry.begin(relay_session.run.run_id, relay_session.generation, now, effects)
         run.admit_generation(relay_session.generation, now, effects)
         if run is not relay_session.run:
-            # The run was forgotten, and begins anew; whoever spoke here was of the old one.
+            # The run was removed and created again: the processes here belong to the old one.
             for rank in list(relay_session.processes):
                 self._part(relay_session, rank)
             relay_session.run = run
@@ -290,7 +290,7 @@ class Sessions:
         return process
 
     def part(self, event: Part, now: Instant, effects: Effects) -> None:
-        """Processes speak on a line no more. Those that do not are passed over."""
+        """Remove processes from a relay's stream; other ranks are ignored."""
         try:
             relay_session = self._relay_session(event.session)
         except Refusal as refusal:
@@ -304,7 +304,7 @@ class Sessions:
         effects.send(relay_session.id, Parted(event.ranks))
 
     def record_steps(self, event: Stepped, now: Instant, effects: Effects) -> None:
-        """Processes have come to a training step. Who has been sent away meanwhile is passed over."""
+        """Record the training steps of processes; evicted ones are ignored."""
         try:
             session = self.of(event.session)
         except Refusal as refusal:
@@ -316,7 +316,7 @@ class Sessions:
                 process.step = Step(number, now.monotonic)
 
     def detach(self, processes: Iterable[Process]) -> None:
-        """They are sent away: those that speak on a line do so no more."""
+        """Remove evicted or replaced processes from their relays' streams."""
         for process in processes:
             if process.relay and process.session is not None:
                 self._part(self.open[process.session], process.rank)
@@ -363,7 +363,7 @@ class Sessions:
     # ------------------------------------------------------------------ looking up
 
     def of(self, stream: SessionId) -> Session:
-        """Who speaks on a stream.
+        """Return the session of a stream.
 
         Raises:
             Refusal: HELLO_REQUIRED.
@@ -377,7 +377,7 @@ class Sessions:
         return found
 
     def process(self, session: Session, rank: int) -> Process:
-        """Who speaks for a rank on a stream.
+        """Return the process that speaks for a rank on a stream.
 
         Raises:
             Refusal: RANK_NOT_IN_SESSION, STALE_GENERATION or SESSION_REPLACED.
@@ -392,9 +392,9 @@ class Sessions:
         return process
 
     def refuse(self, stream: SessionId, refused: Refused, ranks: Iterable[int], effects: Effects) -> None:
-        """Tell a stream that a request was refused as a whole; on a line, each rank that it named.
+        """Tell a stream that a whole request was refused; a relay's stream hears it for each named rank.
 
-        Without a prefix that would send them away.
+        A refusal of a rank without a prefix would evict it, so such a refusal names no rank.
         """
         session = self.open.get(stream)
         named = dict.fromkeys(ranks) if session is not None and session.relay and refused.prefix else None
@@ -404,7 +404,7 @@ class Sessions:
     def check_count(self, session: Session, field: str, given: Sequence[int] | Sequence[Arrival]) -> None:
         """Refuse a message that would be answered more often than its session has ranks.
 
-        Whom a relay names may have been sent away meanwhile: that must not disturb the others.
+        A relay may name ranks that were evicted meanwhile, which must not affect the others.
 
         Raises:
             Refusal: INVALID_ARGUMENT.
@@ -418,12 +418,12 @@ class Sessions:
 
 
 def _still_attached(session: Session, processes: Iterable[Process]) -> list[Process]:
-    """Those that belong to the session's run and have not moved to another session."""
+    """Return the processes that are still in the run and have not moved to another session."""
     return [p for p in processes if p.session == session.id and session.run.is_current(p)]
 
 
 def _count_replaced(event: Hello, run: Run) -> int:
-    """How many open sessions end when this Hello is welcomed, since their processes moved to it."""
+    """Return how many open sessions this Hello ends, because their processes move to it."""
     known = (run.roster.find(info.rank, info.incarnation) for info in event.processes)
     return len({p.session for p in known if p is not None and p.session is not None and not p.relay})
 

@@ -1,8 +1,8 @@
-"""The key-value store of a run: keys, the calls that wait for them, and what must not be done twice.
+"""The key-value store of a run: its keys, the calls that wait for them, and the answers to past changes.
 
-The operations mean what they mean in torch's stores. Two things are added. A change that names itself is
-carried out once, however often it is sent: its number and answer are kept with what it wrote. And a value
-that is not a number is refused by ``add``, where torch reads as far as it can.
+The operations work as in torch's stores, with two differences. A change with an id is carried out once,
+however often it is sent, because its number and answer are kept with its writes. And ``add`` refuses a
+value that is not a number, where torch reads the digits at its start.
 """
 
 import re
@@ -50,9 +50,9 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceed
 
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 MIN_NUMBER, MAX_NUMBER = -(2**63), 2**63 - 1
-"""What an ``add`` can hold."""
+"""The range of ``add``."""
 MAX_KEYS_NAMED = 4
-"""Of the keys that a call waited for in vain: a status must fit in a header."""
+"""Keys that a timed-out wait names, because a status must fit in a header."""
 
 ANSWERED_BY: dict[type[Change], type[Changed]] = {
     Set: Done,
@@ -71,13 +71,13 @@ class Waiter:
     session: SessionId
     operation: Waiting
     watched: int = 0
-    """Which of its keys it watches: one that is not there."""
+    """The index of the missing key that it watches."""
 
 
 KEY_BYTES = 100
-"""What a key takes in memory beyond its own length and its value's, as measured with tracemalloc."""
+"""Memory of a key beyond the bytes of key and value, as measured with tracemalloc."""
 ANSWER_BYTES = 200
-"""The same, of an answer that is kept for a client."""
+"""Memory of a kept answer beyond its bytes."""
 
 
 class Store:
@@ -86,43 +86,43 @@ class Store:
     Args:
         run_id: the run.
         limits: the coordinator's bounds.
-        timers: where its waiters ask to be woken.
-        total: of all stores of the coordinator: keys, values, kept answers, and calls that wait, with the
-            memory that each takes beside that.
+        timers: wakes its waiters.
+        total: bytes of all stores of the coordinator: keys, values, kept answers and waiting calls, each
+            with its overhead.
     """
 
     def __init__(self, run_id: str, limits: Limits, timers: WakeUps[Waiter], total: ByteTotal) -> None:
         self.run_id = run_id
         self.values: dict[str, bytes] = {}
         self.bytes = 0
-        """Of all keys and values."""
+        """Bytes of all keys and values."""
         self.waiters: dict[SessionId, Waiter] = {}
         self._limits = limits
         self._timers = timers
         self._total = total
         self._watchers: dict[str, dict[SessionId, Waiter]] = {}
-        """By key. Each waiter stands at one key only, so that a write costs what it wakes and no more."""
+        """By key. Each waiter watches one key, so that a write looks only at the waiters of its key."""
         self._changes = 0
-        """How many changes clients have named, to restore them in their order."""
+        """Number of changes with an id, which orders their records."""
         self._last_changes: dict[str, StoreOperationRecord] = {}
-        """The last named change of each client, the client that was heard least recently first."""
+        """The last change with an id of each client; the least recent client comes first."""
         self._last_bytes = 0
         self._waiting_bytes = 0
-        """Of the keys that the waiters name."""
+        """Bytes of the keys that waiters name."""
 
     # ------------------------------------------------------------------ restoring
 
     def restore_key(self, record: StoreKeyRecord) -> None:
-        """Take back a key from storage."""
+        """Restore a key."""
         self._put(record.key, record.value)
 
     def restore_operation(self, record: StoreOperationRecord) -> None:
-        """Take back a client's last change from storage; they come in the order of the changes."""
+        """Restore a client's last change; the records come in the order of the changes."""
         self._changes = record.order
         self._keep(record)
 
     def end(self) -> None:
-        """The run is forgotten: its bytes are free, and nobody waits for its keys any more."""
+        """Free all bytes and cancel all waits, because the run was removed."""
         for session in list(self.waiters):
             self.forget(session)
         self._total.bytes -= self.bytes + len(self.values) * KEY_BYTES
@@ -131,7 +131,7 @@ class Store:
     # ------------------------------------------------------------------ operations
 
     def carry_out(self, session: SessionId, operation: Operation, now: Instant, effects: Effects) -> None:
-        """Carry an operation out, and answer its call; one that waits is answered when its keys are there.
+        """Carry out an operation and answer its call. A wait is answered when all its keys exist.
 
         Raises:
             Refusal: it cannot be carried out, and nothing is changed.
@@ -185,7 +185,7 @@ class Store:
         return len(doomed)
 
     def _plan(self, change: Change) -> tuple[Mapping[str, bytes | None], Changed]:
-        """What a change writes, None to remove a key, and its answer."""
+        """Return what a change writes, with None for a key to remove, and its answer."""
         match change:
             case Set():
                 return dict(change.entries), Done()
@@ -280,10 +280,10 @@ class Store:
         if size > most:
             raise limit_exceeded("max_store_key_bytes", most, f"key {_quoted(key)} has {size:,} bytes")
 
-    # ------------------------------------------------------------------ once
+    # ------------------------------------------------------------------ changes carried out once
 
     def _find_recorded_answer(self, change: Change) -> Changed | None:
-        """The answer that a change was given before, if it is sent again."""
+        """Return the recorded answer of a change that is sent again; None if it is new."""
         last = None if change.id is None else self._last_changes.get(change.id.client)
         if last is None or change.id is None or change.id.number > last.number:
             return None
@@ -304,7 +304,7 @@ class Store:
         return last.answer
 
     def _record_answer(self, id: OperationId, answer: Changed, effects: Effects) -> None:
-        """Keep a change's answer; the clients that were heard least recently are forgotten for it."""
+        """Record a change's answer, and forget the least recent clients if that exceeds a bound."""
         self._changes += 1
         record = StoreOperationRecord(self.run_id, id.client, id.number, answer, self._changes)
         self._keep(record)
@@ -316,7 +316,7 @@ class Store:
             effects.records.append(ForgetStoreOperation(self.run_id, client))
 
     def _added_answer_bytes(self, id: OperationId, answer: Changed) -> int:
-        """How many bytes more are kept with this answer than with the client's last one."""
+        """Return the bytes that this answer needs beyond those of the client's last one."""
         last = self._last_changes.get(id.client)
         kept = StoreOperationRecord(self.run_id, id.client, id.number, answer)
         return _answer_size(kept) + ANSWER_BYTES - (0 if last is None else _answer_size(last) + ANSWER_BYTES)
@@ -368,10 +368,10 @@ class Store:
         self._total.bytes += more
 
     def _find_missing(self, waiter: Waiter) -> str | None:
-        """The next of its keys that is not there, from the one watched on and round once.
+        """Return the next missing key of a waiter, starting at the one that it watches; else None.
 
-        So each key is looked at about once, in whatever order they come, and one that was removed again
-        while it waited for others is found.
+        The search wraps around once. So it looks at each key about once in all, and it finds a key that was
+        removed again while the waiter watched another one.
         """
         keys = waiter.operation.keys
         for step in range(len(keys)):
@@ -405,14 +405,14 @@ class Store:
         values = tuple(self.values[key] for key in operation.keys)
         size, most = sum(map(len, values)), self._limits.max_store_bytes
         if size > most:
-            # A key may be asked for many times in one call.
+            # One call may name the same key many times.
             refusal = limit_exceeded("max_store_bytes", most, f"the values asked for have {size:,} bytes")
             effects.send(waiter.session, Refused(refusal))
             return
         effects.send(waiter.session, Values(values))
 
     def forget(self, session: SessionId) -> None:
-        """The call is over: wait for it no more."""
+        """Cancel the wait of a call that has ended."""
         waiter = self.waiters.pop(session, None)
         if waiter is None:
             return
@@ -424,7 +424,7 @@ class Store:
             del self._watchers[key]
 
     def on_time(self, waiter: Waiter, effects: Effects) -> None:
-        """A waiter's time is over."""
+        """Refuse a waiter whose timeout is over."""
         self.forget(waiter.session)
         operation = waiter.operation
         missing = [key for key in dict.fromkeys(operation.keys) if key not in self.values]
@@ -441,7 +441,7 @@ class Store:
 
 
 def _quoted(text: str) -> str:
-    """A key or a value in a sentence; newlines are made visible too, for it may hold any."""
+    """Return a key or value for use in a sentence, with newlines made visible."""
     return f'"{report.shown(text)}"'.replace("\n", r"\n")
 
 

@@ -1,4 +1,4 @@
-"""When the core wants to be woken."""
+"""When the core must be woken."""
 
 import heapq
 import itertools
@@ -10,11 +10,11 @@ T = TypeVar("T", bound=Hashable)
 Mine = TypeVar("Mine", contravariant=True)
 
 MIN_STALE_ENTRIES = 64
-"""Stale entries that are not worth clearing away."""
+"""Fewest stale entries that are worth clearing away."""
 
 
 class WakeUps(Protocol[Mine]):
-    """What one who wants to be woken sees of the timers, whoever else is woken by them."""
+    """The timers as one kind of item sees them; other kinds may share them."""
 
     def arm(self, item: Mine, at: float) -> None:
         """See :class:`Timers`."""
@@ -29,7 +29,7 @@ class Timers(Generic[T]):
     """At most one pending time per item, kept as a heap with stale entries skipped.
 
     A barrier lives for milliseconds and its deadline for minutes, so deadlines are not taken out when
-    a barrier is decided: the item is asked again when its time comes, and armed anew.
+    a barrier is decided: the item is checked when its time comes, and armed again.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Timers(Generic[T]):
             heapq.heappush(self._heap, (at, next(self._tie), item))
 
     def disarm(self, item: T) -> None:
-        """Wake ``item`` no more."""
+        """Cancel the time of ``item``."""
         self._armed.pop(item, None)
         # Many items may be armed for much later and disarmed at once: stale entries must not pile up.
         if len(self._heap) > 2 * len(self._armed) + MIN_STALE_ENTRIES:
@@ -52,11 +52,11 @@ class Timers(Generic[T]):
             heapq.heapify(self._heap)
 
     def next_time(self) -> float | None:
-        """The earliest time at which an item may be due."""
+        """Return the earliest time at which an item may be due."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now: float, most: float = math.inf) -> list[T]:
-        """The items whose time has come, earliest first, at most so many; they are no longer armed."""
+        """Disarm and return the items that are due, earliest first, at most ``most`` of them."""
         due: list[T] = []
         while self._heap and self._heap[0][0] <= now and len(due) < most:
             at, _, item = heapq.heappop(self._heap)

@@ -1,50 +1,25 @@
-"""What people may see of the state: frozen pictures, made on demand."""
+"""What people may see of runs: immutable views, made when somebody asks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from heapq import nlargest
-from itertools import islice
 
-from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.membership.process import Process
-from muster.service.core.rendezvous import Departed
+from muster.service.core.rendezvous.nodes import Departed
 from muster.service.core.run import Run
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import RoundRecord
 from muster.service.core.vocabulary.model import (
     CheckpointHistory,
     Closed,
-    Decision,
     Instant,
     MemberState,
-    MissingRank,
     NodeInfo,
     NodeStanding,
     RendezvousSettings,
     Save,
     Step,
 )
-from muster.service.core.vocabulary.refusal import Reason, Refusal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarrierView:
-    """One barrier; open while it has no decision."""
-
-    run_id: str
-    prefix: str
-    sequence: int
-    generation: int
-    arrived: int
-    required: int
-    age: float
-    """Seconds since the first arrival; 0 when decided."""
-    remaining: float
-    """Seconds until it times out; 0 when decided."""
-    missing: tuple[MissingRank, ...]
-    decision: Decision | None
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,44 +33,44 @@ class MemberView:
     pid: int
     state: MemberState
     since: float
-    """Seconds that it has stood so."""
+    """Seconds since it entered its state."""
     generation: int
     node_rank: int | None
     relay: str
-    """Through which it speaks, or spoke last; empty: it has a stream of its own."""
+    """The relay of its session, or of its last one; empty: a stream of its own."""
     groups: tuple[tuple[str, int | None], ...]
     """(prefix, last sequence that it arrived at)."""
     step: int | None
-    """The training step that it is at; None: it never told."""
+    """The training step that it last reported; None: it reported none."""
     step_age: float
-    """Seconds that it has been there."""
+    """Seconds since it reported that step first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """The ranks of one host whose processes stand alike."""
+    """The ranks of one host with the same state."""
 
     host: str
     node_rank: int | None
     relay: str
-    """Through which they speak, or spoke last; empty: each has a stream of its own."""
+    """The relay of their sessions, or of their last ones; empty: streams of their own."""
     state: MemberState
     ranks: tuple[int, ...]
     """Ascending."""
     steps: tuple[int, int] | None
-    """The lowest and the highest training step of those that tell theirs; None: none does."""
+    """The lowest and the highest reported training step; None: no rank reported one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsView:
-    """How far the ranks of a run have come in their training, of those that are there and tell it."""
+    """The training steps of a run's connected ranks that report them."""
 
     highest: int
     lowest: int
     lowest_rank: int
-    """Of the ranks at the lowest step, the one that has been there for the longest time."""
+    """The rank that has been at the lowest step for longest."""
     moved_at: float
-    """When one of them moved last, on the monotonic clock."""
+    """When a rank last reported a new step, on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +79,7 @@ class CheckpointsView:
 
     history: CheckpointHistory
     age: float
-    """Seconds since the newest checkpoint was committed; 0 if there is none."""
+    """Seconds since the newest checkpoint was committed; 0 without a checkpoint."""
     unsaved: float | None
     """Seconds that ranks have been connected without a commit; None: no rank is, or nothing was committed."""
 
@@ -128,16 +103,16 @@ class RunView:
     store_bytes: int
     closed: Closed | None
     steps: StepsView | None
-    """None: no rank that is there tells its step."""
+    """None: no connected rank reports its step."""
     save: Save | None
-    """The one that was asked for last."""
+    """The newest request."""
     checkpoints: CheckpointsView | None
     """None: its ranks reported no save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageView:
-    """How much of a bound of the whole coordinator is used."""
+    """How much of one of the coordinator's bounds is used."""
 
     limit: str
     """The name of the bound."""
@@ -168,7 +143,7 @@ class RendezvousView:
     nodes: tuple[NodeView, ...]
     departed: tuple[Departed, ...]
     now: float
-    """Of the monotonic clock, that the departures are on."""
+    """The time of the view, on the monotonic clock of the departures."""
     rounds: tuple[RoundRecord, ...]
     """Newest first."""
     closed: Closed | None
@@ -177,7 +152,7 @@ class RendezvousView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosingView:
-    """Whom the closing of a run affects."""
+    """What the closing of a run affects."""
 
     waiting_nodes: tuple[NodeInfo, ...]
     nodes_in_round: int
@@ -190,7 +165,7 @@ class ClosingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionView:
-    """Whom an eviction affects."""
+    """What an eviction affects."""
 
     members: tuple[MemberView, ...]
     failed_barriers: tuple[tuple[str, int], ...]
@@ -199,27 +174,27 @@ class EvictionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalView:
-    """Whom the removal of a run affects."""
+    """What the removal of a run affects."""
 
     processes: int
-    """Those that are connected, and those that may come back."""
+    """Processes that are connected or may come back."""
     nodes: int
-    """Those that have a place in its rendezvous."""
+    """Nodes with a place in its rendezvous."""
     open_barriers: tuple[tuple[str, int], ...]
     """(prefix, sequence)."""
     waiting_calls: int
-    """For keys of its store."""
+    """Calls that wait for keys of its store."""
 
 
 def runs(
     coordinator: Coordinator, now: Instant, shown: Callable[[str], bool] = lambda _: True
 ) -> list[RunView]:
-    """The runs that are shown, by id; no view is made of the others."""
+    """Return the runs that ``shown`` selects, by id."""
     return [run(coordinator.runs[run_id], now) for run_id in sorted(coordinator.runs) if shown(run_id)]
 
 
 def run(run: Run, now: Instant) -> RunView:
-    """One run."""
+    """Return one run."""
     groups = run.groups.values()
     connected = {p.rank for p in run.roster if p.state is MemberState.CONNECTED}
     return RunView(
@@ -254,7 +229,7 @@ def checkpoints(run: Run, now: Instant) -> CheckpointsView | None:
 
 
 def steps(run: Run) -> StepsView | None:
-    """How far the connected ranks of a run have come; None: none of them tells."""
+    """Return the steps of a run's connected ranks; None if none of them reports one."""
     told = [
         (process.step, process.rank)
         for process in run.roster
@@ -272,7 +247,7 @@ def steps(run: Run) -> StepsView | None:
 
 
 def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
-    """What is used of the bounds that all runs share."""
+    """Return how much is used of the bounds that all runs share."""
     limits = coordinator.limits
     # A finished run makes room for a new one.
     runs = sum(not coordinator.reaper.is_reclaimable(run, now) for run in coordinator.runs.values())
@@ -299,12 +274,12 @@ def usage(coordinator: Coordinator, now: Instant) -> list[UsageView]:
 
 
 def members(run: Run, now: Instant) -> list[MemberView]:
-    """The processes of a run, by rank and ordinal."""
+    """Return the processes of a run, by rank and ordinal."""
     return [_member(run, process, now) for process in run.roster]
 
 
 def hosts(run: Run) -> list[HostView]:
-    """The processes of a run folded by host, node, relay and state, in the order of their first rank."""
+    """Return the processes of a run grouped by host, node, relay and state, by their first rank."""
     folded: dict[tuple[str, int | None, str, MemberState], dict[int, Step | None]] = {}
     for process in run.roster:
         key = process.host, process.node_rank, process.relay, process.state
@@ -350,7 +325,7 @@ def _member(run: Run, process: Process, now: Instant) -> MemberView:
 
 
 def rendezvous(run: Run, now: Instant) -> RendezvousView:
-    """The rendezvous of a run."""
+    """Return the rendezvous of a run."""
     state = run.rendezvous
     nodes = sorted(
         state, key=lambda node: (node.standing, -1 if node.rank is None else node.rank, node.arrival)
@@ -379,7 +354,7 @@ def rendezvous(run: Run, now: Instant) -> RendezvousView:
 
 
 def closing(coordinator: Coordinator, run_id: str, *, create: bool = False) -> ClosingView:
-    """Whom the closing of a run affects; nobody, if it is to be created for that.
+    """Return what the closing of a run affects. An unknown run with ``create`` affects nothing.
 
     Raises:
         Refusal: RUN_NOT_FOUND.
@@ -408,10 +383,10 @@ def _open_barriers(run: Run) -> tuple[tuple[str, int], ...]:
 
 
 def removal(coordinator: Coordinator, run_id: str, now: Instant, *, force: bool) -> RemovalView:
-    """Whom the removal of a run affects.
+    """Return what the removal of a run affects.
 
     Raises:
-        Refusal: RUN_NOT_FOUND; or RUN_IN_USE, unless it is to be forced.
+        Refusal: RUN_NOT_FOUND; or RUN_IN_USE without ``force``.
     """
     run = coordinator.run(run_id)
     if not force:
@@ -425,7 +400,7 @@ def removal(coordinator: Coordinator, run_id: str, now: Instant, *, force: bool)
 
 
 def eviction(run: Run, rank: int, now: Instant) -> EvictionView:
-    """Whom the eviction of a rank affects.
+    """Return what the eviction of a rank affects.
 
     Raises:
         Refusal: MEMBER_NOT_FOUND.
@@ -438,130 +413,3 @@ def eviction(run: Run, rank: int, now: Instant) -> EvictionView:
             if group.open is not None and rank in group.open.shape and rank not in group.open.arrivals
         ),
     )
-
-
-def open_barrier(group: Group, now: Instant) -> BarrierView | None:
-    """The group's open barrier, if there is one."""
-    barrier = group.open
-    if barrier is None:
-        return None
-    progress = group.progress(barrier, now)
-    return BarrierView(
-        run_id=group.run_id,
-        prefix=group.prefix,
-        sequence=barrier.sequence,
-        generation=group.generation,
-        arrived=progress.arrived,
-        required=progress.required,
-        age=now.monotonic - barrier.opened_at,
-        remaining=max(0.0, barrier.deadline - now.monotonic),
-        missing=progress.missing,
-        decision=None,
-        message=progress.message,
-    )
-
-
-def decided_barrier(decision: Decision) -> BarrierView:
-    """A barrier that is over."""
-    return BarrierView(
-        run_id=decision.run_id,
-        prefix=decision.prefix,
-        sequence=decision.sequence,
-        generation=decision.generation,
-        arrived=decision.arrived,
-        required=decision.required,
-        age=0.0,
-        remaining=0.0,
-        missing=decision.missing,
-        decision=decision,
-        message=decision.message,
-    )
-
-
-def barrier(
-    coordinator: Coordinator, run_id: str, prefix: str, sequence: int | None, now: Instant
-) -> BarrierView:
-    """One barrier; without a sequence the open one, or else the last one decided.
-
-    Raises:
-        Refusal: RUN_NOT_FOUND or BARRIER_NOT_FOUND.
-    """
-    group = coordinator.group(run_id, prefix)
-    view = open_barrier(group, now)
-    if sequence is None:
-        sequence = group.next_sequence if view is not None else group.next_sequence - 1
-    if view is not None and view.sequence == sequence:
-        return view
-    decision = group.decisions.get(sequence)
-    if decision is None:
-        name = report.barrier_name(run_id, prefix, sequence)
-        kept = f"kept are #{report.ranges(group.decisions)}" if group.decisions else "none is decided"
-        raise Refusal(
-            Reason.BARRIER_NOT_FOUND,
-            f"{name} is not known: {kept}, and the next is #{group.next_sequence}.",
-        )
-    return decided_barrier(decision)
-
-
-def barriers(
-    coordinator: Coordinator,
-    run_id: str,
-    history: int,
-    now: Instant,
-    shown: Callable[[str], bool] = lambda _: True,
-) -> Iterator[BarrierView]:
-    """The open barrier and the newest ``history`` decided ones of every group.
-
-    Args:
-        coordinator: where they are.
-        run_id: of which run; empty: of all that are shown.
-        history: how many decisions of each group.
-        now: this moment.
-        shown: whether a run is.
-
-    Raises:
-        Refusal: RUN_NOT_FOUND.
-    """
-    runs = sorted(coordinator.runs.items())
-    chosen = [coordinator.run(run_id)] if run_id else [run for name, run in runs if shown(name)]
-    for run in chosen:
-        for _, group in sorted(run.groups.items()):
-            view = open_barrier(group, now)
-            if view is not None:
-                yield view
-            newest = sorted(group.decisions, reverse=True)[:history]
-            yield from (decided_barrier(group.decisions[sequence]) for sequence in newest)
-
-
-def longest_open(groups: Iterable[Group], now: Instant, *, most: int, most_missing: int) -> list[BarrierView]:
-    """The barriers that have been open longest, that one first.
-
-    Args:
-        groups: where to look.
-        now: this moment.
-        most: how many barriers to show.
-        most_missing: how many missing ranks to name in all of them together, since that is what takes time;
-            one barrier is shown in any case.
-    """
-    waiting = sorted(
-        ((group.open, group) for group in groups if group.open is not None),
-        key=lambda pair: pair[0].opened_at,
-    )
-    shown: list[BarrierView] = []
-    for barrier, group in waiting[:most]:
-        most_missing -= barrier.shape.size - len(barrier.arrivals)
-        if shown and most_missing < 0:
-            break
-        view = open_barrier(group, now)
-        if view is not None:
-            shown.append(view)
-    return shown
-
-
-def last_decided(groups: Iterable[Group], most: int) -> list[BarrierView]:
-    """The newest ``most`` decisions, newest first."""
-    # A group's decisions ascend, so the newest of all are in the groups that decided last.
-    decided = (group for group in groups if group.decisions)
-    latest = nlargest(most, decided, key=lambda group: next(reversed(group.decisions.values())).decided_at)
-    newest = [one for group in latest for one in islice(reversed(group.decisions.values()), most)]
-    return [decided_barrier(one) for one in nlargest(most, newest, key=lambda one: one.decided_at)]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.vocabulary.model import Instant
 from muster.service.security.grants import Grant
@@ -29,8 +29,8 @@ class Overview:
     only: tuple[str, ...]
     """The patterns of the runs that are shown; empty: all runs."""
     runs: tuple[views.RunView, ...]
-    waiting: tuple[views.BarrierView, ...]
-    decided: tuple[views.BarrierView, ...]
+    waiting: tuple[barrier_views.BarrierView, ...]
+    decided: tuple[barrier_views.BarrierView, ...]
     replicas: tuple[coordinator_pb2.Replica, ...] = ()
     """All coordinators of this state; empty if there can be only one."""
 
@@ -43,8 +43,8 @@ class RunData:
     """Seconds since 1970."""
     run: views.RunView
     rendezvous: views.RendezvousView
-    waiting: tuple[views.BarrierView, ...]
-    decided: tuple[views.BarrierView, ...]
+    waiting: tuple[barrier_views.BarrierView, ...]
+    decided: tuple[barrier_views.BarrierView, ...]
     still: float | None
     """Seconds since one of its ranks took a training step; None if no rank reports steps."""
     hosts: tuple[views.HostView, ...] = ()
@@ -70,8 +70,8 @@ def take_overview(
         epoch=coordinator.epoch,
         only=() if grant is None else grant.runs,
         runs=tuple(one.view for one in taken.runs),
-        waiting=tuple(views.longest_open(groups, now, most=MAX_WAITING, most_missing=MAX_MISSING)),
-        decided=tuple(views.last_decided(groups, MAX_DECIDED)),
+        waiting=tuple(barrier_views.longest_open(groups, now, most=MAX_WAITING, most_missing=MAX_MISSING)),
+        decided=tuple(barrier_views.last_decided(groups, MAX_DECIDED)),
     )
 
 
@@ -95,13 +95,13 @@ def take_run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: boo
         run=view,
         still=now.monotonic - view.steps.moved_at if view.steps is not None else None,
         rendezvous=views.rendezvous(found, now),
-        waiting=tuple(views.longest_open(groups, now, most=MAX_WAITING, most_missing=MAX_MISSING)),
-        decided=tuple(views.last_decided(groups, MAX_DECIDED)),
+        waiting=tuple(barrier_views.longest_open(groups, now, most=MAX_WAITING, most_missing=MAX_MISSING)),
+        decided=tuple(barrier_views.last_decided(groups, MAX_DECIDED)),
         hosts=() if singly else tuple(views.hosts(found)),
         members=tuple(views.members(found, now)) if singly else (),
     )
 
 
-def count_fully_named(decided: Iterable[views.BarrierView]) -> int:
+def count_fully_named(decided: Iterable[barrier_views.BarrierView]) -> int:
     """Return how many decisions, newest first, may name all their missing ranks; at least one."""
     return max(1, sum(count <= MAX_MISSING for count in accumulate(len(view.missing) for view in decided)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import MemberState, MissingState, Save
 from muster.service.core.vocabulary.refusal import Refusal
@@ -67,7 +67,7 @@ class Missing:
 class Waiting:
     """An open barrier."""
 
-    view: views.BarrierView
+    view: barrier_views.BarrierView
     hurry: bool
     few: bool
     """Whether the missing ranks are named one by one."""
@@ -78,7 +78,7 @@ class Waiting:
 class Decided:
     """A decided barrier."""
 
-    view: views.BarrierView
+    view: barrier_views.BarrierView
     outcome: str
     why: str
     """The first line of the report, without the barrier's name."""
@@ -281,7 +281,7 @@ def refusal_page(refusal: Refusal, root: str, *, renews: bool = True) -> str:
     return _TEMPLATES.get_template("refusal.html").render(root=root, refusal=refusal, renews=renews)
 
 
-def _waiting(view: views.BarrierView) -> Waiting:
+def _waiting(view: barrier_views.BarrierView) -> Waiting:
     few = len(view.missing) <= report.MAX_NAMED_SINGLY
     return Waiting(
         view=view,
@@ -291,7 +291,7 @@ def _waiting(view: views.BarrierView) -> Waiting:
     )
 
 
-def _missing(view: views.BarrierView) -> Iterator[Missing]:
+def _missing(view: barrier_views.BarrierView) -> Iterator[Missing]:
     """Group the missing ranks by state: gone ranks first, then those that have not arrived."""
     of_state: dict[MissingState, list[report.MissingOfHost]] = {}
     for of_host in report.by_host(view.missing):
@@ -310,7 +310,7 @@ def _missing(view: views.BarrierView) -> Iterator[Missing]:
         )
 
 
-def _decided(view: views.BarrierView, *, in_full: bool) -> Decided:
+def _decided(view: barrier_views.BarrierView, *, in_full: bool) -> Decided:
     """Describe a decision; with ``in_full`` it names all missing ranks."""
     name = report.printable(report.barrier_name(view.run_id, view.prefix, view.sequence))
     headline, *more = view.message.split("\n")

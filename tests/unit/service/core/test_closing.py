@@ -7,7 +7,9 @@ from muster.service.core.vocabulary.events import CloseRun
 from muster.service.core.vocabulary.model import Closed, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, WALL, Crash, World
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, WALL, World
 from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
 
 
@@ -29,7 +31,7 @@ def close_at(now, by="node-0", reason=""):
 # ---------------------------------------------------------------------- who learns of it
 
 
-def test_closing_a_run_is_told_to_the_nodes_of_its_round_and_to_its_processes(job):
+def test_closing_is_announced_to_nodes_and_processes(job):
     a, b, _ = job.agents
     closed = close_at(job.now, "me", "all is done")
     assert job.close("me", "all is done") == RunClosed(closed, was_closed=False)
@@ -54,7 +56,7 @@ def test_closing_a_run_ends_a_round_that_comes_together():
     assert not world.completed
 
 
-def test_closing_a_run_lets_who_stands_by_go_in_peace():
+def test_closing_ends_standby_without_an_error():
     world = RendezvousWorld(nodes(1))
     a, b = world.several("a", "b")
     world.close("me", "done")
@@ -64,7 +66,7 @@ def test_closing_a_run_lets_who_stands_by_go_in_peace():
     )
 
 
-def test_after_closing_nobody_waits(job):
+def test_no_node_waits_after_closing(job):
     a, b, _ = job.agents
     assert (a.waiting, b.waiting) == (1, 1)
     job.close()
@@ -89,7 +91,7 @@ def test_who_was_away_learns_of_it_when_it_is_back(job):
 # ---------------------------------------------------------------------- sticky
 
 
-def test_the_first_one_who_closes_counts(job):
+def test_first_close_counts(job):
     closed = close_at(job.now, "first", "why")
     job.close("first", "why")
     job.wait(5)
@@ -112,7 +114,7 @@ def test_closed_survives_a_restart(job):
 
 
 @pytest.mark.parametrize("crash", Crash)
-def test_a_close_that_nobody_heard_of_is_told_after_a_restart_or_never_was(job, crash):
+def test_unanswered_close_is_whole_or_absent_after_a_restart(job, crash):
     a, _, c = job.agents
     job.crash_next = crash
     job.do(CloseRun(job.new_session(), RUN, "me", "", False))
@@ -123,7 +125,7 @@ def test_a_close_that_nobody_heard_of_is_told_after_a_restart_or_never_was(job, 
     assert c.reason is (Reason.RUN_CLOSED if kept else None)
 
 
-def test_a_closed_run_stays_closed_in_its_next_generation_on_disk(job):
+def test_closed_run_stays_closed_in_its_next_generation_on_disk(job):
     """A generation that is already on its way is refused, so that the record stays as it is."""
     job.close()
     job.start(0, generation=1)
@@ -135,7 +137,7 @@ def test_a_closed_run_stays_closed_in_its_next_generation_on_disk(job):
 # ---------------------------------------------------------------------- newcomers
 
 
-def test_a_closed_run_admits_no_new_nodes(job):
+def test_closed_run_admits_no_new_nodes(job):
     c = job.agents[2]
     job.close()
     assert job.agent("d").reason is Reason.RUN_CLOSED
@@ -143,7 +145,7 @@ def test_a_closed_run_admits_no_new_nodes(job):
     assert c.reason is Reason.RUN_CLOSED
 
 
-def test_a_node_of_a_closed_run_cannot_leave_its_round_for_another(job):
+def test_node_of_a_closed_run_cannot_leave_its_round_for_another(job):
     a, b, _ = job.agents
     job.close()
     a.join()
@@ -153,21 +155,21 @@ def test_a_node_of_a_closed_run_cannot_leave_its_round_for_another(job):
     assert len(job.completed) == 1
 
 
-def test_a_closed_run_admits_no_new_generation(job):
+def test_closed_run_admits_no_new_generation(job):
     job.close("me", "done")
     later = job.start(0, generation=1)
     assert later.reason is Reason.RUN_CLOSED
     assert "start the job under another run id" in later.refusals[-1].refusal.message
 
 
-def test_a_closed_run_without_a_round_admits_no_new_rank():
+def test_closed_run_without_a_round_admits_no_new_rank():
     world = World(2)
     world.start(0)
     world.do(CloseRun(world.new_session(), RUN, "me", ""))
     assert world.start(1).refusals[-1].refusal.reason is Reason.RUN_CLOSED
 
 
-def test_the_workers_of_the_round_that_goes_on_may_still_begin_their_last_checkpoint(job):
+def test_workers_of_the_last_round_may_still_start_a_checkpoint(job):
     """They may have said no hello before the run was closed."""
     job.close("me", "done")
     late = job.start(2)
@@ -177,14 +179,14 @@ def test_the_workers_of_the_round_that_goes_on_may_still_begin_their_last_checkp
     assert job.start(3).reason is Reason.RUN_CLOSED
 
 
-def test_a_rank_that_is_there_may_bring_another_process_into_a_closed_run(job):
+def test_rank_that_is_there_may_bring_another_process_into_a_closed_run(job):
     """Its last checkpoint may be written by a child."""
     job.close()
     child = job.start(0)
     assert (child.refusals, len(child.closed)) == ([], 1)
 
 
-def test_a_process_that_spoke_nowhere_comes_back_to_a_closed_run_after_a_restart():
+def test_process_without_a_group_reconnects_to_a_closed_run():
     world = World(2)
     idle = world.start(0)
     world.do(CloseRun(world.new_session(), RUN, "me", ""))
@@ -196,7 +198,7 @@ def test_a_process_that_spoke_nowhere_comes_back_to_a_closed_run_after_a_restart
 # ---------------------------------------------------------------------- barriers
 
 
-def test_the_members_of_a_closed_run_finish_their_barriers(job):
+def test_members_of_a_closed_run_finish_their_barriers(job):
     zero, one = job.clients
     zero.arrive()
     job.close()
@@ -218,7 +220,7 @@ def test_who_closes_may_end_the_barriers_too(job):
     assert one.arrive() == zero.seats[CKPT].heard[-1]
 
 
-def test_a_run_that_is_closed_may_have_its_barriers_ended_later(job):
+def test_run_that_is_closed_may_have_its_barriers_ended_later(job):
     zero, _ = job.clients
     zero.arrive()
     job.close()
@@ -235,14 +237,14 @@ def test_closing_is_noticed_once(job):
     ]
 
 
-def test_a_run_without_nodes_can_be_closed():
+def test_run_without_nodes_can_be_closed():
     world = World(2)
     zero, _ = world.ranks()
     world.do(CloseRun(world.new_session(), RUN, "me", ""))
     assert len(zero.closed) == 1
 
 
-def test_a_run_that_nobody_has_joined_yet_can_be_closed_if_that_is_wanted():
+def test_unknown_run_can_be_closed_with_create():
     world = RendezvousWorld(nodes(1))
     (answer,) = world.ask(CloseRun(world.new_session(), RUN, "me", "too late", create=True))
     assert answer == RunClosed(close_at(world.now, "me", "too late"), was_closed=False)

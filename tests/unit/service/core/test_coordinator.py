@@ -21,7 +21,8 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Instant, MemberState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
 
 LONG = "x" * 10_240
 INFO = ProcessInfo(1, "p-new", "node-9", 99)
@@ -68,7 +69,7 @@ def assert_refused(world, event, reason, *words):
         ({"pid": -5}, ["pid = -5", "not negative"]),
     ],
 )
-def test_a_bad_process_in_a_hello_is_refused(world, info, words):
+def test_bad_process_in_a_hello_is_refused(world, info, words):
     event = Hello(world.new_session(), RUN, 0, (INFO._replace(**info),))
     refused = assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
     assert refused.final
@@ -84,29 +85,29 @@ def test_a_bad_process_in_a_hello_is_refused(world, info, words):
         ("job\x00", ["run_id", "\\x00", "control characters"]),
     ],
 )
-def test_a_bad_run_id_is_refused(world, run_id, words):
+def test_bad_run_id_is_refused(world, run_id, words):
     event = Hello(world.new_session(), run_id, 0, (INFO,))
     assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
     assert list(world.coordinator.runs) == [RUN]
 
 
-def test_a_hello_for_nobody_is_refused(world):
+def test_hello_without_processes_is_refused(world):
     event = Hello(world.new_session(), RUN, 0, ())
     assert_refused(world, event, Reason.INVALID_ARGUMENT, "names at least one process")
 
 
-def test_a_hello_with_duplicate_ranks_is_refused(world):
+def test_hello_with_duplicate_ranks_is_refused(world):
     event = Hello(world.new_session(), RUN, 0, (INFO, INFO._replace(incarnation="other")))
     assert_refused(world, event, Reason.INVALID_ARGUMENT, "processes = 1", "only once")
 
 
-def test_a_bad_hello_of_a_new_generation_does_not_end_the_old(world):
+def test_bad_hello_of_a_new_generation_does_not_end_the_old(world):
     event = Hello(world.new_session(), RUN, 7, (INFO._replace(pid=-1),))
     assert_refused(world, event, Reason.INVALID_ARGUMENT)
     assert world.coordinator.runs[RUN].generation == 0
 
 
-def test_a_second_hello_on_one_session_is_refused(world):
+def test_second_hello_on_one_session_is_refused(world):
     event = Hello(world.clients[1].session, RUN, 0, (INFO,))
     refused = world.refused(event)
     assert refused.refusal.reason is Reason.HELLO_REPEATED
@@ -121,7 +122,7 @@ def test_a_second_hello_on_one_session_is_refused(world):
         ("ckpt\x07", ["prefix", "\\x07", "control characters"]),
     ],
 )
-def test_a_bad_prefix_is_refused(world, prefix, words):
+def test_bad_prefix_is_refused(world, prefix, words):
     event = JoinGroup(world.clients[1].session, prefix, 3)
     assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
 
@@ -137,61 +138,61 @@ def test_a_bad_prefix_is_refused(world, prefix, words):
         (3, (-1, 1), ["participants = [-1]"]),
     ],
 )
-def test_a_bad_shape_is_refused(world, world_size, participants, words):
+def test_bad_shape_is_refused(world, world_size, participants, words):
     event = JoinGroup(world.clients[1].session, "eval", world_size, participants)
     assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
     assert list(world.coordinator.runs[RUN].groups) == [CKPT]
 
 
-def test_a_rank_outside_of_the_world_cannot_join(world):
+def test_rank_outside_of_the_world_cannot_join(world):
     event = JoinGroup(world.clients[2].session, "eval", 2)
     assert_refused(world, event, Reason.NOT_A_PARTICIPANT, "world size 2 does not include rank 2")
     assert list(world.coordinator.runs[RUN].groups) == [CKPT]
 
 
-def test_a_session_cannot_join_for_a_rank_that_it_did_not_say_hello_for(world):
+def test_session_cannot_join_for_a_rank_that_it_did_not_say_hello_for(world):
     event = JoinGroup(world.clients[1].session, CKPT, 3, ranks=(0,))
     assert_refused(world, event, Reason.RANK_NOT_IN_SESSION, "rank 0 is not one of", "said hello for: 1")
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, math.nan, math.inf, -math.inf, 31 * 86_400.0])
-def test_a_bad_timeout_is_refused(world, timeout):
+def test_bad_timeout_is_refused(world, timeout):
     event = Arrive(world.clients[1].session, CKPT, 0, timeout, (Arrival(1),))
     words = f"timeout = {timeout:g} s", "above 0 and at most"
     assert_refused(world, event, Reason.INVALID_ARGUMENT, *words)
 
 
-def test_an_arrival_without_a_hello_is_refused(world):
+def test_arrival_without_a_hello_is_refused(world):
     event = Arrive(world.new_session(), CKPT, 0, TIMEOUT, (Arrival(1),))
     assert_refused(world, event, Reason.HELLO_REQUIRED, "first message", "Hello")
     assert_refused(world, JoinGroup(world.new_session(), CKPT, 3), Reason.HELLO_REQUIRED)
 
 
-def test_an_arrival_at_a_group_that_nobody_joined_is_refused(world):
+def test_arrival_at_an_unknown_group_is_refused(world):
     event = Arrive(world.clients[1].session, "eval\x07", 0, TIMEOUT, (Arrival(1),))
     assert_refused(world, event, Reason.NOT_JOINED, '"eval\\x07"', "Send JoinGroup first")
 
 
-def test_an_arrival_at_a_group_that_its_process_did_not_join_is_refused(world):
+def test_arrival_at_a_group_that_its_process_did_not_join_is_refused(world):
     mute = world.start(1)
     event = Arrive(mute.session, CKPT, 0, TIMEOUT, (Arrival(1),))
     # Its rank speaks through an older process, so it is no question of who is newer.
     assert world.refused(event).refusal.reason is Reason.NOT_JOINED
 
 
-def test_an_arrival_for_a_rank_of_another_session_is_refused(world):
+def test_arrival_for_a_rank_of_another_session_is_refused(world):
     event = Arrive(world.clients[1].session, CKPT, 0, TIMEOUT, (Arrival(2),))
     assert_refused(world, event, Reason.RANK_NOT_IN_SESSION, "rank 2")
 
 
-def test_an_arrival_ahead_of_the_sequence_is_refused_and_says_what_to_do(world):
+def test_arrival_ahead_of_the_sequence_is_refused_with_a_next_step(world):
     event = Arrive(world.clients[1].session, CKPT, 1, TIMEOUT, (Arrival(1),))
     refused = assert_refused(world, event, Reason.SEQUENCE_AHEAD, "#1", "#0", "start the run as a new")
     assert refused.refusal.metadata == {"next_sequence": "0"}
     assert (refused.prefix, refused.sequence, refused.final) == (CKPT, 1, False)
 
 
-def test_an_arrival_behind_its_start_is_refused_and_says_where_it_starts():
+def test_arrival_behind_its_start_is_refused_and_says_where_it_starts():
     world = World(2)
     for client in world.ranks():
         client.arrive()
@@ -210,7 +211,7 @@ def test_something_that_is_no_event_is_a_fault_of_the_program():
 # ---------------------------------------------------------------------- sessions
 
 
-def test_a_welcome_tells_the_ordinals_in_the_order_of_the_hello():
+def test_welcome_tells_the_ordinals_in_the_order_of_the_hello():
     world = World(2)
     infos = (ProcessInfo(1, "b", "h", 1), ProcessInfo(0, "a", "h", 2))
     (welcome,) = world.ask(Hello(world.new_session(), RUN, 0, infos))
@@ -221,7 +222,7 @@ def test_a_welcome_tells_the_ordinals_in_the_order_of_the_hello():
     assert first < second
 
 
-def test_an_incarnation_keeps_its_ordinal_when_it_connects_again():
+def test_incarnation_keeps_its_ordinal_when_it_connects_again():
     world = World(2)
     zero = world.start(0)
     ordinal = zero.ordinal
@@ -240,7 +241,7 @@ def test_ordinals_rise_over_restarts_of_the_coordinator():
     assert older.ordinal < newer.ordinal
 
 
-def test_a_process_that_connects_again_before_its_old_stream_broke_ends_that_one():
+def test_reconnecting_process_ends_its_old_stream():
     world = World(2)
     zero, one = world.ranks()
     zero.arrive()
@@ -256,7 +257,7 @@ def test_a_process_that_connects_again_before_its_old_stream_broke_ends_that_one
     assert some(world.coordinator.runs[RUN].roster.newest(0)).state is MemberState.CONNECTED
 
 
-def test_the_old_stream_is_told_that_it_was_replaced():
+def test_replaced_stream_hears_the_reason():
     world = World(2)
     zero = world.start(0)
     world.do(Hello(world.new_session(), RUN, 0, (zero.info,)))
@@ -264,7 +265,7 @@ def test_the_old_stream_is_told_that_it_was_replaced():
     assert "has opened another session" in zero.refusals[-1].refusal.message
 
 
-def test_the_end_of_an_unknown_session_means_nothing():
+def test_end_of_an_unknown_session_means_nothing():
     world = World(2)
     world.do(Disconnected(77), Goodbye(78), Tick())
     assert world.last == Effects()
@@ -279,7 +280,7 @@ def test_after_a_goodbye_the_session_is_over():
     assert refused.refusal.reason is Reason.HELLO_REQUIRED
 
 
-def test_the_reason_of_a_goodbye_is_told_to_the_operator_and_cannot_steer_a_terminal():
+def test_goodbye_reason_is_logged_without_control_characters():
     world = World(2)
     zero, _ = world.ranks()
     effects = world.do(Goodbye(some(zero.session), "node\x1b[2J is drained"))
@@ -288,7 +289,7 @@ def test_the_reason_of_a_goodbye_is_told_to_the_operator_and_cannot_steer_a_term
     ]
 
 
-def test_a_batch_of_steps_shares_its_effects_and_a_refusal_in_it_disturbs_no_other_step():
+def test_refusal_in_a_batch_affects_no_other_step():
     world = World(2)
     zero, one = world.ranks()
     world.streams.clear()  # nobody listens: it is the effects that are looked at
@@ -304,7 +305,7 @@ def test_a_batch_of_steps_shares_its_effects_and_a_refusal_in_it_disturbs_no_oth
     assert effects.records == effects.decisions
 
 
-def test_an_ordinal_of_a_later_epoch_is_ordered_anew(world):
+def test_ordinal_of_a_later_epoch_is_replaced(world):
     """A coordinator whose state this one does not have gave it; nobody may use up the ordinals."""
     session = world.new_session()
     (delivery,) = world.do(Hello(session, RUN, 0, (INFO._replace(ordinal=99 << EPOCH_SHIFT),))).deliveries
@@ -312,7 +313,7 @@ def test_an_ordinal_of_a_later_epoch_is_ordered_anew(world):
     assert ordinal >> EPOCH_SHIFT == 1
 
 
-def test_a_call_whose_join_is_refused_has_not_arrived():
+def test_call_whose_join_is_refused_has_not_arrived():
     world = World(2)
     one, two = world.call(0), world.call(1)
     world.hang_up(one)
@@ -338,7 +339,7 @@ def test_a_call_whose_join_is_refused_has_not_arrived():
         ({"arrival": Arrival(0, bytes(9))}, Reason.LIMIT_EXCEEDED),
     ],
 )
-def test_a_call_that_is_refused_begins_nothing(changes, reason):
+def test_call_that_is_refused_begins_nothing(changes, reason):
     world = World(2, limits=Limits(max_payload_bytes=8))
     assert world.refused(world.arrive_once(0, **changes)).refusal.reason is reason
     assert world.last.records == []
@@ -352,7 +353,7 @@ def test_a_call_that_is_refused_begins_nothing(changes, reason):
         assert world.coordinator.runs[RUN].groups.keys() == {"other"}
 
 
-def test_a_late_call_hears_the_failure_that_it_missed():
+def test_late_call_hears_the_failure_that_it_missed():
     """Though everyone else has gone meanwhile, and it begins nothing."""
     world = World(2)
     world.hang_up(world.call(0))

@@ -1,4 +1,4 @@
-"""How much of a timeout is over for what waited with a coordinator before, and what follows for who waits."""
+"""Timeouts that outlive a coordinator: how much of them has passed, and what waiting ranks hear."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,8 @@ from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.model import MissingState, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, Client, World
+from tests.support.world.core_client import CKPT, TIMEOUT, Client
+from tests.support.world.core_world import RUN, World
 from tests.support.world.rendezvous_world import JOIN, RendezvousWorld, nodes
 
 HUGE = (2**64 - 1) / 1000
@@ -24,12 +25,12 @@ waits = st.one_of(st.floats(0, 100), st.floats(0, HUGE))
 
 
 @given(timeout=timeouts, waited=waits)
-def test_it_is_part_of_the_timeout_and_never_more_than_was_waited(timeout: float, waited: float):
+def test_elapsed_is_at_most_the_wait_and_the_timeout(timeout: float, waited: float):
     assert 0 <= elapsed(waited, timeout) <= min(waited, timeout)
 
 
 @given(timeout=timeouts, one=waits, other=waits)
-def test_who_has_waited_for_longer_has_less_left(timeout: float, one: float, other: float):
+def test_longer_wait_leaves_less_time(timeout: float, one: float, other: float):
     shorter, longer = sorted((one, other))
     assert elapsed(shorter, timeout) <= elapsed(longer, timeout)
 
@@ -38,7 +39,7 @@ def test_who_has_waited_for_longer_has_less_left(timeout: float, one: float, oth
     ("waited", "left"),
     [(0, 300), (100, 200), (296, 4), (297, 3), (310, 3), (597, 3), (599, 1), (600, 0), (HUGE, 0)],
 )
-def test_a_timeout_that_is_over_leaves_a_moment_to_come_back(waited: float, left: float):
+def test_passed_timeout_leaves_the_reconnect_grace(waited: float, left: float):
     assert RECONNECT_GRACE == 3
     assert 300 - elapsed(waited, 300) == left
 
@@ -63,7 +64,7 @@ def down_for(world: World, seconds: float, *clients: Client) -> None:
         client.connect()
 
 
-def test_the_deadline_is_the_same_with_the_next_coordinator():
+def test_deadline_is_the_same_with_the_next_coordinator():
     world = patient(2)
     zero, _ = world.ranks()
     begin = world.now
@@ -79,7 +80,7 @@ def test_the_deadline_is_the_same_with_the_next_coordinator():
     world.assert_good()
 
 
-def test_a_later_one_that_has_waited_for_longer_moves_it_earlier():
+def test_later_one_that_has_waited_for_longer_moves_it_earlier():
     world = patient(3)
     zero, one, _ = world.ranks()
     begin = world.now
@@ -94,7 +95,7 @@ def test_a_later_one_that_has_waited_for_longer_moves_it_earlier():
     assert zero.outcomes == one.outcomes == [Outcome.TIMED_OUT]
 
 
-def test_the_timeout_of_the_earliest_counts_unless_it_is_over_later():
+def test_timeout_of_the_earliest_counts_unless_it_is_over_later():
     world = patient(3)
     zero, one, _ = world.ranks()
     zero.arrive(timeout=60)
@@ -117,7 +118,7 @@ def test_the_timeout_of_the_earliest_counts_unless_it_is_over_later():
     assert some(world.group().open).timeout == 60
 
 
-def test_who_waited_through_the_deadline_with_others_is_not_alone_in_the_report():
+def test_report_names_all_ranks_that_waited_through_the_deadline():
     """Everyone had arrived, the last one while no coordinator was there."""
     world = patient(2)
     zero, one = world.ranks()
@@ -135,7 +136,7 @@ def test_who_waited_through_the_deadline_with_others_is_not_alone_in_the_report(
     assert zero.last.outcome is Outcome.TIMED_OUT
 
 
-def test_what_is_told_of_a_wait_is_of_all_of_it():
+def test_reported_wait_covers_earlier_coordinators():
     world = patient(3)
     zero, one, two = world.ranks()
     zero.arrive()
@@ -151,7 +152,7 @@ def test_what_is_told_of_a_wait_is_of_all_of_it():
     assert (decision.wait, decision.skew, decision.last_arrival_rank) == (40, 40, 1)
 
 
-def test_the_straggler_is_known_though_it_came_back_first():
+def test_straggler_is_known_though_it_came_back_first():
     world = patient(3)
     zero, one, two = world.ranks()
     zero.arrive()
@@ -167,7 +168,7 @@ def test_the_straggler_is_known_though_it_came_back_first():
     assert (barrier.last_arrival_rank, barrier.last_arrival_at - barrier.opened_at) == (1, 10)
 
 
-def test_an_arrival_that_is_sent_twice_to_one_coordinator_changes_nothing():
+def test_arrival_that_is_sent_twice_to_one_coordinator_changes_nothing():
     world = patient(2)
     zero, _ = world.ranks()
     zero.arrive()
@@ -179,7 +180,7 @@ def test_an_arrival_that_is_sent_twice_to_one_coordinator_changes_nothing():
         assert deadline(world) == before
 
 
-def test_a_wait_of_a_nonsense_length_ends_the_barrier_and_harms_nothing_else():
+def test_absurd_wait_ends_only_its_barrier():
     world = patient(2)
     zero, one = world.ranks()
     zero.seats[CKPT].waiting = True
@@ -194,7 +195,7 @@ def progress(client: Client) -> list[Progress]:
     return client.seats[CKPT].progress
 
 
-def test_the_warning_comes_when_it_would_have_come():
+def test_warning_comes_when_it_would_have_come():
     world = patient(2)
     zero, _ = world.ranks()
     begin = world.now
@@ -206,7 +207,7 @@ def test_the_warning_comes_when_it_would_have_come():
     assert len(progress(zero)) == 1
 
 
-def test_a_warning_that_is_due_waits_for_those_who_come_back():
+def test_due_warning_waits_for_the_reconnect_grace():
     world = patient(3)
     zero, one, two = world.ranks()
     zero.arrive(progress_after=1.0)
@@ -234,12 +235,12 @@ def test_no_warning_comes_when_the_end_is_near():
 
 
 lives = st.lists(st.tuples(st.floats(0.01, 40), st.floats(0, 20), st.booleans()), min_size=1, max_size=30)
-"""For how long a coordinator lived, for how long there was none, and who came back to the next one first."""
+"""How long a coordinator lived, how long none was there, and which rank came back first."""
 
 
 @settings(deadline=None)
 @given(lives=lives, timeout=st.floats(0.5, 60), between=st.floats(0, 30))
-def test_a_coordinator_that_is_killed_again_and_again_ends_a_wait_all_the_same(
+def test_wait_ends_although_coordinators_are_killed_repeatedly(
     lives: list[tuple[float, float, bool]], timeout: float, between: float
 ):
     """At the timeout, if a coordinator is there for a moment then; within twice the timeout in any case."""
@@ -280,7 +281,7 @@ def test_a_coordinator_that_is_killed_again_and_again_ends_a_wait_all_the_same(
 # ---------------------------------------------------------------------- joins
 
 
-def test_the_join_timeout_is_counted_on_by_the_next_coordinator():
+def test_join_timeout_is_counted_on_by_the_next_coordinator():
     world = RendezvousWorld(nodes(2))
     one = world.agent("node-0")
     begin = world.now
@@ -297,7 +298,7 @@ def test_the_join_timeout_is_counted_on_by_the_next_coordinator():
     assert "10 min" in some(one.refusal).message or "600 s" in some(one.refusal).message
 
 
-def test_a_round_that_comes_together_again_after_its_time_is_completed():
+def test_round_that_comes_together_again_after_its_time_is_completed():
     world = RendezvousWorld(nodes(2))
     one = world.agent("node-0")
     world.wait(JOIN - 5)
@@ -310,7 +311,7 @@ def test_a_round_that_comes_together_again_after_its_time_is_completed():
     assert world.completed[-1].join_seconds <= JOIN
 
 
-def test_a_join_ends_though_the_coordinator_is_killed_again_and_again():
+def test_join_ends_though_the_coordinator_is_killed_again_and_again():
     world = RendezvousWorld(nodes(2))
     one = world.agent("node-0")
     begin = world.now
@@ -324,7 +325,7 @@ def test_a_join_ends_though_the_coordinator_is_killed_again_and_again():
     assert one.reason is Reason.RENDEZVOUS_TIMED_OUT
 
 
-def test_the_time_of_a_place_is_not_the_time_of_a_wait():
+def test_time_of_a_place_is_not_the_time_of_a_wait():
     """Neither a node of the complete round, nor one that stands by, has waited for a round."""
     world = RendezvousWorld(nodes(1, 2))
     one, two, spare = world.several("node-0", "node-1", "node-2")
@@ -338,7 +339,7 @@ def test_the_time_of_a_place_is_not_the_time_of_a_wait():
     assert (one.refusal, two.refusal, spare.refusal) == (None, None, None)
 
 
-def test_a_join_of_a_nonsense_length_is_over_at_once():
+def test_join_of_a_nonsense_length_is_over_at_once():
     world = RendezvousWorld(nodes(2))
     one = world.agent("node-0", join=False)
     one.attempt = 1
@@ -348,7 +349,7 @@ def test_a_join_of_a_nonsense_length_is_over_at_once():
     assert one.reason is Reason.RENDEZVOUS_TIMED_OUT
 
 
-def test_who_says_nothing_of_its_wait_begins_anew_as_ever():
+def test_wait_restarts_for_a_rank_that_does_not_report_it():
     world = patient(2)
     zero, _ = world.ranks()
     answers = world.ask(Arrive(some(zero.session), CKPT, 0, TIMEOUT, (Arrival(0),)))

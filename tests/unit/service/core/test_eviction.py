@@ -6,7 +6,8 @@ from muster.service.core.vocabulary.effects import Evicted, Refused
 from muster.service.core.vocabulary.events import Evict
 from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
-from tests.support.world.core_world import RUN, TTL, Crash
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, TTL
 from tests.support.world.rendezvous_world import RendezvousWorld
 
 
@@ -19,7 +20,7 @@ def world():
     return world
 
 
-def test_the_barriers_that_need_an_evicted_rank_fail_at_once_and_say_so(world):
+def test_barriers_that_need_an_evicted_rank_fail_at_once_and_say_so(world):
     zero, one, two = world.clients
     zero.arrive()
     two.arrive("eval")
@@ -33,7 +34,7 @@ def test_the_barriers_that_need_an_evicted_rank_fail_at_once_and_say_so(world):
     world.assert_good()
 
 
-def test_a_barrier_that_an_evicted_rank_has_arrived_at_goes_on(world):
+def test_barrier_that_an_evicted_rank_has_arrived_at_goes_on(world):
     zero, one, two = world.clients
     one.arrive()
     world.evict(1)
@@ -42,12 +43,12 @@ def test_a_barrier_that_an_evicted_rank_has_arrived_at_goes_on(world):
     assert zero.arrive().outcome is Outcome.MEMBER_LOST
 
 
-def test_the_next_barrier_fails_at_its_first_arrival(world):
+def test_next_barrier_fails_at_its_first_arrival(world):
     world.evict(1)
     assert world.clients[0].arrive().outcome is Outcome.MEMBER_LOST
 
 
-def test_an_evicted_process_is_told_and_refused_when_it_comes_back(world):
+def test_evicted_process_is_refused_when_it_comes_back(world):
     one = world.clients[1]
     world.evict(1)
     assert (one.reason, one.session) == (Reason.EVICTED, None)
@@ -58,7 +59,7 @@ def test_an_evicted_process_is_told_and_refused_when_it_comes_back(world):
     )
 
 
-def test_an_evicted_process_that_was_away_is_refused_when_it_comes_back(world):
+def test_evicted_process_that_was_away_is_refused_when_it_comes_back(world):
     one = world.clients[1]
     one.lose_connection()
     world.evict(1)
@@ -66,7 +67,7 @@ def test_an_evicted_process_that_was_away_is_refused_when_it_comes_back(world):
     assert one.reason is Reason.EVICTED
 
 
-def test_an_evicted_process_is_refused_after_a_restart(world):
+def test_evicted_process_is_refused_after_a_restart(world):
     one = world.clients[1]
     world.evict(1)
     world.crash()
@@ -77,7 +78,7 @@ def test_an_evicted_process_is_refused_after_a_restart(world):
     assert world.clients[0].arrive().missing[0].state is MissingState.EVICTED
 
 
-def test_an_evicted_process_that_was_in_no_group_is_refused_after_a_restart(world):
+def test_evicted_process_without_a_group_is_refused_after_a_restart(world):
     idle = world.start(5)
     assert world.evict(5) == Evicted()
     world.crash()
@@ -86,7 +87,7 @@ def test_an_evicted_process_that_was_in_no_group_is_refused_after_a_restart(worl
 
 
 @pytest.mark.parametrize("crash", Crash)
-def test_an_eviction_that_nobody_heard_of_holds_after_a_restart_or_never_was(world, crash):
+def test_unanswered_eviction_is_whole_or_absent_after_a_restart(world, crash):
     one = world.clients[1]
     world.crash_next = crash
     world.do(Evict(world.new_session(), RUN, 1, ""))
@@ -102,7 +103,7 @@ def test_all_processes_of_the_rank_are_evicted(world):
     assert states == {MemberState.EVICTED}
 
 
-def test_a_new_process_of_the_rank_may_come_and_takes_part(world):
+def test_new_process_of_the_rank_may_come_and_takes_part(world):
     zero, one, two = world.clients
     world.evict(1)
     new = world.start(1)
@@ -118,7 +119,7 @@ def test_a_new_process_of_the_rank_may_come_and_takes_part(world):
     assert (new.refusals, one.reason) == ([], Reason.EVICTED)
 
 
-def test_the_new_process_may_be_evicted_as_well(world):
+def test_new_process_may_be_evicted_as_well(world):
     world.evict(1)
     new = world.start(1)
     assert world.evict(1) == Evicted()
@@ -127,7 +128,7 @@ def test_the_new_process_may_be_evicted_as_well(world):
     assert newer.refusals == []
 
 
-def test_a_new_generation_is_not_bound_by_an_eviction(world):
+def test_new_generation_is_not_bound_by_an_eviction(world):
     world.evict(1)
     later = world.start(1, generation=1)
     assert later.refusals == []
@@ -139,14 +140,14 @@ def test_a_new_generation_is_not_bound_by_an_eviction(world):
 
 
 @pytest.mark.parametrize("rank", [7, -1, 2**31])
-def test_a_rank_that_is_not_there_cannot_be_evicted(world, rank):
+def test_rank_that_is_not_there_cannot_be_evicted(world, rank):
     answer = world.evict(rank)
     assert isinstance(answer, Refused)
     assert answer.refusal.reason is Reason.MEMBER_NOT_FOUND
     assert "there are 0-2. List them with: muster get members job1" in answer.refusal.message
 
 
-def test_a_rank_that_is_gone_cannot_be_evicted(world):
+def test_rank_that_is_gone_cannot_be_evicted(world):
     world.clients[1].goodbye()
     world.clients[2].lose_connection()
     world.wait(TTL)
@@ -156,14 +157,14 @@ def test_a_rank_that_is_gone_cannot_be_evicted(world):
         assert answer.refusal.reason is Reason.MEMBER_NOT_FOUND
 
 
-def test_an_eviction_is_noticed_with_its_reason(world):
+def test_eviction_is_noticed_with_its_reason(world):
     notices = world.do(Evict(world.new_session(), RUN, 1, "bad\x1b disk")).notices
     (notice,) = notices
     assert notice.event == "member.gone"
     assert notice.message.endswith(") was evicted: bad\\x1b disk")
 
 
-def test_an_eviction_leaves_the_rendezvous_alone():
+def test_eviction_leaves_the_rendezvous_alone():
     world = RendezvousWorld()
     a, b = world.several("a", "b")
     world.start(0)

@@ -48,11 +48,11 @@ def broken_rules(events):
     return {sentence.split(":")[0] for sentence in violations(events)}
 
 
-def test_a_good_history_passes():
+def test_good_history_passes():
     history.assert_good(a_good_history())
 
 
-def test_a_history_survives_being_written_down():
+def test_history_survives_being_written_down():
     good = a_good_history()
     assert history.from_lines(map(history.to_line, good)) == good
 
@@ -131,10 +131,10 @@ def seeded(name):
         ("nobody sent this", "payloads"),
     ],
 )
-def test_a_seeded_fault_is_found(name, rule):
+def test_seeded_fault_is_found(name, rule):
     assert rule in broken_rules(seeded(name))
 
 
-def test_the_failure_names_every_broken_rule():
+def test_failure_names_every_broken_rule():
     with pytest.raises(AssertionError, match=r'one decision: barrier "ckpt" #0 of run job1: rank 0 \(a0'):
         history.assert_good(seeded("two outcomes"))

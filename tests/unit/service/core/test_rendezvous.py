@@ -2,7 +2,8 @@
 
 import pytest
 
-from muster.service.core.rendezvous import MAX_DEPARTED, ROUND_HISTORY, natural
+from muster.service.core.rendezvous.nodes import natural
+from muster.service.core.rendezvous.rendezvous import MAX_DEPARTED, ROUND_HISTORY
 from muster.service.core.vocabulary.effects import ForgetRound, NodeLeft
 from muster.service.core.vocabulary.events import CloseRun, Evict, LeaveRendezvous
 from muster.service.core.vocabulary.model import NodeInfo

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from muster.service.core.vocabulary.model import NodeStanding
 from muster.service.core.vocabulary.refusal import Reason
-from tests.support.world.core_world import RUN, Crash
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN
 from tests.support.world.rendezvous_world import Agent, RendezvousWorld, nodes
 
 JOIN = 200.0

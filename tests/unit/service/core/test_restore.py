@@ -7,10 +7,12 @@ from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, Crash, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, TTL, World
 
 
-def test_a_restart_loses_no_sequence():
+def test_restart_loses_no_sequence():
     world = World(2)
     zero, one = world.ranks()
     for sequence in range(4):
@@ -22,7 +24,7 @@ def test_a_restart_loses_no_sequence():
     world.assert_good()
 
 
-def test_a_restart_loses_no_decision():
+def test_restart_loses_no_decision():
     world = World(2)
     zero, one = world.ranks()
     failed = [zero.arrive(failure=reason) for reason in ("a", "b", "c")]
@@ -33,7 +35,7 @@ def test_a_restart_loses_no_decision():
     world.assert_good()
 
 
-def test_a_restart_loses_no_speaker_the_older_stays_superseded():
+def test_restart_keeps_the_owner_and_older_processes_stay_superseded():
     world = World(2)
     older, other = world.ranks()
     newer = world.start(0)
@@ -47,7 +49,7 @@ def test_a_restart_loses_no_speaker_the_older_stays_superseded():
     world.assert_good()
 
 
-def test_a_restart_loses_no_generation():
+def test_restart_loses_no_generation():
     world = World(2)
     old = world.start(0)
     world.start(0, generation=2)
@@ -56,7 +58,7 @@ def test_a_restart_loses_no_generation():
     assert old.reason is Reason.STALE_GENERATION
 
 
-def test_a_restart_loses_no_start_a_restarted_rank_is_not_told_an_earlier_release():
+def test_restart_keeps_the_start_of_a_restarted_rank():
     world = World(2)
     zero, one = world.ranks()
     zero.arrive()
@@ -70,7 +72,7 @@ def test_a_restart_loses_no_start_a_restarted_rank_is_not_told_an_earlier_releas
     assert restarted.join() == 1
 
 
-def test_a_restart_loses_no_shape_a_speaker_still_binds_with_it():
+def test_restart_loses_no_shape_a_speaker_still_binds_with_it():
     world = World(2)
     zero, one = world.start(0), world.start(1)
     zero.join(world_size=2)
@@ -122,7 +124,7 @@ def test_after_a_restart_the_dead_are_not_waited_for_longer_than_the_ttl():
     assert zero.last.missing[0].state is MissingState.CONNECTION_LOST
 
 
-def test_a_restart_remembers_who_had_left():
+def test_restart_keeps_which_ranks_had_left():
     world = World(2)
     zero, one = world.ranks()
     one.goodbye()
@@ -132,7 +134,7 @@ def test_a_restart_remembers_who_had_left():
     assert zero.last.missing[0].state is MissingState.LEFT
 
 
-def test_a_restart_remembers_who_was_lost_and_came_back():
+def test_restart_keeps_which_ranks_were_lost_and_came_back():
     world = World(2)
     zero, one = world.ranks()
     one.lose_connection()
@@ -145,7 +147,7 @@ def test_a_restart_remembers_who_was_lost_and_came_back():
     assert some(one.arrive()).outcome is Outcome.RELEASED
 
 
-def test_a_restart_remembers_that_a_rank_arrives_by_unary_calls_and_is_not_dead_between_them():
+def test_restart_keeps_that_a_rank_arrives_by_unary_calls():
     world = World(2)
     zero = world.start(0)
     zero.join()
@@ -161,7 +163,7 @@ def test_a_restart_remembers_that_a_rank_arrives_by_unary_calls_and_is_not_dead_
     assert zero.outcomes == [Outcome.RELEASED]
 
 
-def test_a_restart_remembers_the_life_of_a_group_that_was_taken_anew():
+def test_restart_keeps_the_membership_of_a_reset_group():
     world = World(2)
     for client in world.ranks():
         client.arrive(failure="no")
@@ -173,7 +175,7 @@ def test_a_restart_remembers_the_life_of_a_group_that_was_taken_anew():
     assert world.start(1).join() == 1
 
 
-def test_a_restart_in_any_step_of_a_release_leads_to_one_outcome_for_all():
+def test_restart_in_any_step_of_a_release_leads_to_one_outcome_for_all():
     for crash in Crash:
         for step in range(6):
             world = World(2)

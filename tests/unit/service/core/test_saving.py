@@ -10,7 +10,8 @@ from muster.service.core.vocabulary.events import Arrival, Arrive, CancelSave, G
 from muster.service.core.vocabulary.model import Outcome, Save, SaveState
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import RUN, Client, World
+from tests.support.world.core_client import Client
+from tests.support.world.core_world import RUN, World
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def outcomes(client: Client) -> list[Outcome]:
     return [decision.outcome for decision in client.seats[PREFIX].heard]
 
 
-def test_it_is_told_to_all_and_to_whoever_comes_while_it_stands(world: World):
+def test_pending_save_is_announced_to_all_and_to_newcomers(world: World):
     zero, _ = world.ranks()
     answer = ask(world, stop=True, reason="a drain")
     assert (answer.was_asked, answer.save.state, answer.save.number) == (False, SaveState.ASKED, 1)
@@ -65,7 +66,7 @@ def test_it_is_counted_once_however_often_it_is_asked_for(world: World):
     assert ask(world).was_asked
 
 
-def test_the_greatest_step_is_agreed_on_and_all_end_it(world: World):
+def test_greatest_step_is_agreed_on_and_all_end_it(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 12 1 0")
@@ -118,7 +119,7 @@ def test_who_dies_fails_it_for_all_and_it_stands_for_the_next_life(world: World)
 
 
 @pytest.mark.parametrize("anew", [lambda world: world.ranks(generation=1), lambda world: world.ranks()])
-def test_other_processes_must_agree_anew(world: World, anew: Callable[[World], object]):
+def test_new_processes_must_agree_again(world: World, anew: Callable[[World], object]):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 9 1 0")
@@ -128,7 +129,7 @@ def test_other_processes_must_agree_anew(world: World, anew: Callable[[World], o
     assert (newest(world).state, newest(world).step) == (SaveState.ASKED, None)
 
 
-def test_withdrawn_it_is_nobodys_and_nobody_waits_for_it(world: World):
+def test_withdrawn_save_ends_its_barrier(world: World):
     zero, one = world.ranks(prefix=PREFIX)
     ask(world)
     say([zero], "agree 9 1 0")
@@ -153,7 +154,7 @@ def test_what_was_agreed_on_is_done_although_it_was_withdrawn(world: World):
     assert newest(world).state is SaveState.DONE
 
 
-def test_withdrawing_more_leaves_what_was_agreed_on_before(world: World):
+def test_withdrawal_keeps_the_step_that_was_agreed_on(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 9 1 0")
@@ -199,7 +200,7 @@ def test_who_saved_at_different_steps_has_not_saved(world: World):
     assert not ask(world).was_asked
 
 
-def test_an_arrival_that_is_refused_writes_nothing(world: World):
+def test_arrival_that_is_refused_writes_nothing(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 9 1 0")
@@ -214,7 +215,7 @@ def test_an_arrival_that_is_refused_writes_nothing(world: World):
     assert world.last.records == []
 
 
-def test_a_restart_hears_no_release_again(world: World):
+def test_restart_hears_no_release_again(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 9 1 0")
@@ -230,7 +231,7 @@ def test_a_restart_hears_no_release_again(world: World):
     assert newest(world) == done
 
 
-def test_what_ignore_answer_for_cannot_be_withdrawn(world: World):
+def test_withdrawal_without_a_request_is_refused(world: World):
     world.ranks()
     refused = world.refused(CancelSave(world.new_session(), RUN, ""))
     assert refused.refusal.reason is Reason.NO_SAVE_ASKED
@@ -239,7 +240,7 @@ def test_what_ignore_answer_for_cannot_be_withdrawn(world: World):
     assert world.refused(CancelSave(world.new_session(), RUN, "")).refusal.reason is Reason.NO_SAVE_ASKED
 
 
-def test_a_restarted_coordinator_has_forgotten_nothing(world: World):
+def test_restarted_coordinator_has_forgotten_nothing(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world, stop=True, reason="a drain")
     say(clients, "agree 9 1 1", "agree 12 1 1")
@@ -268,7 +269,7 @@ def test_what_cannot_be_asked_for_is_refused(world: World, event: RequestSave, r
     assert world.coordinator.runs[RUN].saving.save is None
 
 
-def test_the_log_says_who_asked_and_what_became_of_it(world: World):
+def test_log_names_the_requester_and_the_result_of_a_save(world: World):
     clients = world.ranks(prefix=PREFIX)
     said: list[str] = []
 

@@ -3,7 +3,6 @@
 import pytest
 
 from muster.service.core import views
-from muster.service.core.membership.process import audience
 from muster.service.core.retention.retention import Retention
 from muster.service.core.vocabulary.effects import (
     Entered,
@@ -27,73 +26,14 @@ from muster.service.core.vocabulary.events import (
     Hello,
     JoinGroup,
     Part,
-    ProcessInfo,
 )
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Closed, Decision, MemberState, MissingState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
-
-RELAY = "node-0 (pid 70)"
-
-
-def info(rank: int, incarnation: str = "", **more: int) -> ProcessInfo:
-    return ProcessInfo(rank, incarnation or f"p{rank}", "node-0", 4000 + rank, **more)
-
-
-class Node:
-    """A relay's line that is written to by hand; what comes back is read, not acted upon."""
-
-    def __init__(self, world: World, *ranks: int, generation: int = 0, join: bool = True) -> None:
-        self.world = world
-        self.session = world.new_session()
-        (self.welcome,) = world.ask(Hello(self.session, RUN, generation, (), RELAY))
-        if ranks:
-            self.enter(*(info(rank) for rank in ranks))
-            if join:
-                world.do(JoinGroup(self.session, CKPT, world.world_size, ranks=ranks))
-
-    def enter(self, *processes: ProcessInfo) -> tuple[Entry, ...]:
-        entered = self.world.ask(Enter(self.session, processes))[0]
-        return of_kind(Entered, entered).entries
-
-    def refused(self, *processes: ProcessInfo) -> list[Reason | None]:
-        """Why each was refused, None if it was not."""
-        entries = self.enter(*processes)
-        return [entry.refusal.reason if entry.refusal is not None else None for entry in entries]
-
-    def part(self, *ranks: int, goodbye: str | None = None) -> None:
-        parted = [
-            one for one in self.world.ask(Part(self.session, ranks, goodbye)) if isinstance(one, Parted)
-        ]
-        assert parted == [Parted(ranks)]
-
-    def arrive(self, *ranks: int, sequence: int = 0) -> None:
-        self.world.do(Arrive(self.session, CKPT, sequence, TIMEOUT, tuple(Arrival(rank) for rank in ranks)))
-
-    @property
-    def told(self) -> list[tuple[object, list[int]]]:
-        """What the last step told it, with the ranks that are named."""
-        return [
-            (message, sorted(to[self.session]))
-            for to, message in self.world.last.deliveries
-            if self.session in to
-        ]
-
-    @property
-    def refusals(self) -> list[Refused]:
-        """Those among it."""
-        return [message for message, _ in self.told if isinstance(message, Refused)]
-
-    @property
-    def ranks(self) -> list[int]:
-        """For whom the coordinator takes it to speak."""
-        return list(self.world.coordinator.sessions.open[self.session].processes)
-
-    def state(self, rank: int) -> MemberState:
-        (process,) = self.world.coordinator.runs[RUN].roster.of_rank(rank)
-        return process.state
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
+from tests.support.world.relay_node import RELAY, Node, info
 
 
 @pytest.fixture
@@ -104,13 +44,13 @@ def world() -> World:
 # ---------------------------------------------------------------------- a relay's hello
 
 
-def test_a_relay_is_welcomed_and_begins_no_run(world: World):
+def test_relay_is_welcomed_and_begins_no_run(world: World):
     node = Node(world)
     assert of_kind(Welcome, node.welcome).ordinals == ()
     assert (world.coordinator.runs, world.last.records) == ({}, [])
 
 
-def test_a_relays_hello_admits_no_generation_and_is_no_use_of_the_run():
+def test_relays_hello_admits_no_generation_and_is_no_use_of_the_run():
     world = World(2, retention=Retention(idle=100.0))
     client = world.start(0)
     client.goodbye()
@@ -132,7 +72,7 @@ def test_a_relays_hello_admits_no_generation_and_is_no_use_of_the_run():
         ({"generation": 2**31}, ["generation"]),
     ],
 )
-def test_a_bad_hello_of_a_relay_is_refused(world: World, changes: dict[str, object], words: list[str]):
+def test_bad_hello_of_a_relay_is_refused(world: World, changes: dict[str, object], words: list[str]):
     said = {"run_id": RUN, "generation": 0, "processes": (), "relay": RELAY} | changes
     refused = world.refused(Hello(world.new_session(), **said))  # type: ignore[arg-type]
     assert (refused.refusal.reason, refused.final) == (Reason.INVALID_ARGUMENT, True)
@@ -140,12 +80,12 @@ def test_a_bad_hello_of_a_relay_is_refused(world: World, changes: dict[str, obje
     assert len(world.coordinator.sessions) == 0
 
 
-def test_a_second_hello_on_a_line_is_refused(world: World):
+def test_second_hello_on_a_line_is_refused(world: World):
     node = Node(world)
     assert world.refused(Hello(node.session, RUN, 0, (), RELAY)).refusal.reason is Reason.HELLO_REPEATED
 
 
-def test_a_line_is_a_session_and_its_processes_are_not():
+def test_line_is_a_session_and_its_processes_are_not():
     world = World(8, limits=Limits(max_sessions=2))
     Node(world, *range(6))
     Node(world, 6, 7)
@@ -156,7 +96,7 @@ def test_a_line_is_a_session_and_its_processes_are_not():
 # ---------------------------------------------------------------------- entering
 
 
-def test_each_process_of_an_enter_is_judged_alone_and_answered_in_order(world: World):
+def test_each_process_of_an_enter_is_checked_alone_and_answered_in_order(world: World):
     node = Node(world)
     entries = node.enter(info(2), info(-1), info(0), info(1, "bad\n"), info(3))
     assert [entry.refusal and entry.refusal.metadata["field"] for entry in entries] == [
@@ -171,19 +111,19 @@ def test_each_process_of_an_enter_is_judged_alone_and_answered_in_order(world: W
     assert node.ranks == [2, 0, 3]
 
 
-def test_an_empty_enter_is_answered_so_that_the_answers_stay_in_step(world: World):
+def test_empty_enter_is_answered_so_that_the_answers_stay_in_step(world: World):
     node = Node(world)
     assert node.enter() == ()
     assert (world.coordinator.runs, world.last.records) == ({}, [])
 
 
-def test_a_rank_that_an_enter_names_again_is_refused_there(world: World):
+def test_rank_that_an_enter_names_again_is_refused_there(world: World):
     node = Node(world)
     assert node.refused(info(0), info(0), info(0, "other")) == [None, *[Reason.INVALID_ARGUMENT] * 2]
     assert node.ranks == [0]
 
 
-def test_a_process_that_enters_again_is_the_same_one(world: World):
+def test_process_that_enters_again_is_the_same_one(world: World):
     node = Node(world, 0, 1)
     first = world.coordinator.sessions.open[node.session].processes[0]
     (entry,) = node.enter(info(0, ordinal=first.ordinal))
@@ -196,7 +136,7 @@ def test_a_process_that_enters_again_is_the_same_one(world: World):
     assert sorted(some(world.group().open).arrivals) == [0, 1]
 
 
-def test_another_process_of_a_rank_that_speaks_there_is_refused_until_that_one_has_gone(world: World):
+def test_second_process_of_a_rank_is_refused_until_the_first_parts(world: World):
     node = Node(world, 0, 1)
     (entry,) = node.enter(info(0, "younger"))
     refusal = some(entry.refusal)
@@ -225,7 +165,7 @@ def test_what_is_for_relays_is_refused_on_another_stream(world: World, kind: typ
     assert client.session is not None
 
 
-def test_a_stale_lines_processes_are_refused_as_their_hellos_would_be(world: World):
+def test_stale_lines_processes_are_refused_as_their_hellos_would_be(world: World):
     old = Node(world, 0, 1, generation=1)
     Node(world, 0, generation=2)
     assert old.refused(info(0), info(2)) == [Reason.STALE_GENERATION] * 2
@@ -236,7 +176,7 @@ def test_a_stale_lines_processes_are_refused_as_their_hellos_would_be(world: Wor
     assert world.coordinator.sessions.relayed == 1
 
 
-def test_the_first_process_of_a_newer_generation_begins_it(world: World):
+def test_first_process_of_a_newer_generation_begins_it(world: World):
     Node(world, 0, 1).arrive(0)
     node = Node(world, generation=3)
     assert world.coordinator.runs[RUN].generation == 0
@@ -246,7 +186,7 @@ def test_the_first_process_of_a_newer_generation_begins_it(world: World):
     assert decision.outcome is Outcome.ABORTED
 
 
-def test_an_enter_that_is_refused_begins_no_run():
+def test_enter_that_is_refused_begins_no_run():
     world = World(2, limits=Limits(max_runs=1))
     world.start(0, run="other")
     node = Node(world)
@@ -255,7 +195,7 @@ def test_an_enter_that_is_refused_begins_no_run():
     assert list(world.coordinator.runs) == ["other"]
 
 
-def test_an_evicted_process_is_refused_and_its_neighbours_are_not(world: World):
+def test_evicted_process_is_refused_and_its_neighbours_are_not(world: World):
     node = Node(world, 0, 1)
     world.evict(0)
     assert node.refused(info(0), info(1), info(2)) == [Reason.EVICTED, None, None]
@@ -295,7 +235,7 @@ def test_processes_that_speak_through_relays_are_bounded():
 # ---------------------------------------------------------------------- parting
 
 
-def test_a_goodbye_of_one_leaves_the_others_and_fails_what_needs_it_at_once(world: World):
+def test_goodbye_of_one_rank_fails_only_barriers_that_need_it(world: World):
     node, other = Node(world, 0, 1, 2), Node(world, 3)
     node.arrive(0)
     node.part(2, 1, goodbye="done")
@@ -326,7 +266,7 @@ def test_one_whose_connection_to_the_relay_broke_has_the_session_ttl(world: Worl
     assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.MEMBER_LOST, [0, 1, 2])
 
 
-def test_one_who_comes_back_within_the_ttl_has_lost_nothing(world: World):
+def test_process_that_returns_within_the_ttl_loses_nothing(world: World):
     node = Node(world, 0, 1, 2, 3)
     node.arrive(0, 1, 2)
     node.part(3)
@@ -338,7 +278,7 @@ def test_one_who_comes_back_within_the_ttl_has_lost_nothing(world: World):
     assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.RELEASED, [0, 1, 2, 3])
 
 
-def test_ranks_that_are_not_the_lines_are_passed_over_and_the_part_is_answered(world: World):
+def test_part_ignores_ranks_of_other_streams(world: World):
     node, other = Node(world, 0), Node(world, 1)
     node.part(1, 5, -7, goodbye="done")
     node.part()
@@ -353,7 +293,7 @@ def test_one_that_has_moved_is_not_parted_by_its_old_relay(world: World):
     assert (other.ranks, other.state(0)) == ([0], MemberState.CONNECTED)
 
 
-def test_a_goodbye_of_the_line_is_that_of_all_who_still_speak_there(world: World):
+def test_goodbye_of_a_relay_covers_all_its_processes(world: World):
     node = Node(world, 0, 1, 2)
     node.part(1)
     world.do(Goodbye(node.session, "the node is done"))
@@ -386,7 +326,7 @@ def test_when_a_line_breaks_each_of_its_processes_has_the_ttl(world: World):
 # ---------------------------------------------------------------------- single ranks, never the node
 
 
-def test_an_eviction_sends_one_rank_away_even_if_it_is_the_only_one(world: World):
+def test_eviction_sends_one_rank_away_even_if_it_is_the_only_one(world: World):
     node = Node(world, 0)
     assert world.ask(Evict(world.new_session(), RUN, 0, "bad disk")) == [Evicted()]
     ((message, _),) = node.told
@@ -425,7 +365,7 @@ def test_one_that_comes_to_a_relay_ends_its_own_stream(world: World):
     assert client.refusals[-1].final
 
 
-def test_what_is_said_for_one_that_was_sent_away_does_not_disturb_the_others(world: World):
+def test_message_for_an_evicted_rank_does_not_affect_others(world: World):
     node, other = Node(world, 0, 1, 2, join=False), world.start(3)
     other.join()
     world.evict(1)
@@ -440,7 +380,7 @@ def test_what_is_said_for_one_that_was_sent_away_does_not_disturb_the_others(wor
     assert sorted(some(world.group().open).arrivals) == [0, 2]
 
 
-def test_a_message_of_a_line_names_no_rank_twice(world: World):
+def test_message_of_a_line_names_no_rank_twice(world: World):
     node = Node(world, 0, 1)
     node.arrive(1, 0, 1)
     assert [(one.refusal.reason, one.rank) for one in node.refusals] == [
@@ -450,7 +390,7 @@ def test_a_message_of_a_line_names_no_rank_twice(world: World):
     assert world.group().open is None
 
 
-def test_what_names_no_group_sends_nobody_away(world: World):
+def test_message_without_a_group_evicts_no_rank(world: World):
     node = Node(world, 0)
     for event in (
         Arrive(node.session, "", 0, TIMEOUT, (Arrival(0),)),
@@ -462,7 +402,7 @@ def test_what_names_no_group_sends_nobody_away(world: World):
     assert node.ranks == [0]
 
 
-def test_a_run_that_is_forgotten_ends_its_lines_finally(world: World):
+def test_run_that_is_forgotten_ends_its_lines_finally(world: World):
     node, empty = Node(world, 0), Node(world)
     assert world.ask(Forget(world.new_session(), RUN, True)) == [RunForgotten()]
     for line in (node, empty):
@@ -470,7 +410,7 @@ def test_a_run_that_is_forgotten_ends_its_lines_finally(world: World):
     assert len(world.coordinator.sessions) == world.coordinator.sessions.relayed == 0
 
 
-def test_a_line_outlives_a_run_that_nobody_uses_and_begins_it_anew():
+def test_relay_stream_outlives_an_unused_run_and_creates_it_again():
     world = World(2, retention=Retention(idle=100.0))
     node = Node(world, 0, 1, generation=1)
     newer = Node(world, 0, generation=2)
@@ -480,89 +420,3 @@ def test_a_line_outlives_a_run_that_nobody_uses_and_begins_it_anew():
     assert node.ranks == [0, 1], "they are of a generation that is over, and have not parted"
     assert node.refused(info(1, "anew")) == [None]
     assert (node.ranks, world.coordinator.sessions.relayed) == ([1], 1)
-
-
-# ---------------------------------------------------------------------- who is told
-
-
-def test_a_line_is_told_for_whom_a_decision_is(world: World):
-    nodes, own = (Node(world, 0, 1), Node(world, 2)), world.start(3)
-    own.join()
-    nodes[0].arrive(1)
-    nodes[1].arrive(2)
-    nodes[0].arrive(0)
-    own.arrive()
-    (decision,) = world.last.decisions
-    assert [node.told for node in nodes] == [[(decision, [0, 1])], [(decision, [2])]]
-    (delivery,) = world.last.deliveries
-    assert delivery.audience[some(own.session)] == frozenset()
-
-
-def test_only_those_who_arrived_are_told_of_a_failure_and_of_progress(world: World):
-    node = Node(world, 0, 1, 2, 3)
-    node.arrive(0, 2)
-    world.tick()  # The missing are asked what they do.
-    world.tick()
-    ((_, ranks),) = node.told
-    assert ranks == [0, 2]
-    world.tick()  # And once more.
-    world.tick()
-    ((decision, ranks),) = node.told
-    assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.TIMED_OUT, [0, 2])
-
-
-def test_a_successor_on_the_same_line_is_not_told_of_a_release_that_it_did_not_arrive_at(world: World):
-    node, other = Node(world, 0, 1), Node(world, 2, 3)
-    node.arrive(0, 1)
-    node.part(0)
-    node.enter(info(0, "younger"))
-    other.arrive(2, 3)
-    (decision,) = world.last.decisions
-    assert decision.outcome is Outcome.RELEASED
-    assert node.told == [(decision, [1])]
-
-
-def test_one_that_arrived_and_moved_is_told_where_it_is(world: World):
-    node, other = Node(world, 0, 1), Node(world, 2, 3)
-    node.arrive(0, 1)
-    other.enter(info(1))
-    other.arrive(2, 3)
-    assert [(line.told[0][1]) for line in (node, other)] == [[0], [1, 2, 3]]
-
-
-def test_a_decision_that_several_of_a_line_ask_for_again_is_told_once_to_them(world: World):
-    node = Node(world, 0, 1, 2, 3)
-    node.arrive(0, 1, 2, 3)
-    (decision,) = world.last.decisions
-    node.arrive(0, 3)
-    assert node.told == [(decision, [0, 3])]
-    first, second = Arrival(1), Arrival(2)
-    world.do(*(Arrive(node.session, CKPT, 0, TIMEOUT, (one,)) for one in (first, second)))
-    assert node.told == [(decision, [1, 2])], "as well if they ask in one batch"
-
-
-def test_those_who_ask_again_on_streams_of_their_own_are_told_each():
-    world = World(2)
-    stream = world.new_session()
-    world.do(Hello(stream, RUN, 0, (info(0), info(1))))
-    world.do(JoinGroup(stream, CKPT, 2))
-    world.do(Arrive(stream, CKPT, 0, TIMEOUT, (Arrival(0), Arrival(1))))
-    world.do(Arrive(stream, CKPT, 0, TIMEOUT, (Arrival(0), Arrival(1))))
-    assert [dict(to) for to, _ in world.last.deliveries] == [{stream: frozenset()}] * 2
-
-
-def test_an_audience_has_each_session_once_and_names_ranks_on_lines_alone(world: World):
-    node = Node(world, 2, 0)
-    stream = world.new_session()
-    world.do(Hello(stream, RUN, 0, (info(1), info(3))))
-    world.coordinator.runs[RUN].roster.of_rank(3)[0].disconnect(world.now)
-    roster = world.coordinator.runs[RUN].roster
-    assert audience(roster) == {stream: frozenset(), node.session: {0, 2}}
-
-
-def test_people_see_through_which_relay_a_process_speaks(world: World):
-    Node(world, 0)
-    world.start(1)
-    run = world.coordinator.runs[RUN]
-    assert [member.relay for member in views.members(run, world.instant)] == [RELAY, ""]
-    assert [(host.ranks, host.relay) for host in views.hosts(run)] == [((0,), RELAY), ((1,), "")]

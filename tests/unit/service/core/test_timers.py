@@ -17,7 +17,7 @@ def test_items_come_out_earliest_first_and_only_when_due():
     assert timers.next_time() == 5.0
 
 
-def test_an_item_is_woken_once_at_the_earliest_of_its_times():
+def test_item_is_woken_once_at_the_earliest_of_its_times():
     timers = Timers[str]()
     timers.arm("a", 5.0)
     timers.arm("a", 2.0)
@@ -27,7 +27,7 @@ def test_an_item_is_woken_once_at_the_earliest_of_its_times():
     assert timers.next_time() is None
 
 
-def test_an_item_can_be_armed_again_once_it_was_woken():
+def test_item_can_be_armed_again_once_it_was_woken():
     timers = Timers[str]()
     timers.arm("a", 1.0)
     assert timers.pop_due(1.0) == ["a"]
@@ -44,7 +44,7 @@ def test_items_due_at_the_same_time_need_not_be_comparable():
     assert timers.pop_due(1.0) == [first, second]
 
 
-def test_an_item_that_is_disarmed_is_not_woken():
+def test_item_that_is_disarmed_is_not_woken():
     timers = Timers[str]()
     timers.arm("a", 1.0)
     timers.arm("b", 2.0)
@@ -53,7 +53,7 @@ def test_an_item_that_is_disarmed_is_not_woken():
     assert timers.pop_due(3.0) == ["b"]
 
 
-def test_an_item_can_be_armed_again_after_it_was_disarmed():
+def test_item_can_be_armed_again_after_it_was_disarmed():
     timers = Timers[str]()
     timers.arm("a", 1.0)
     timers.disarm("a")
@@ -62,7 +62,7 @@ def test_an_item_can_be_armed_again_after_it_was_disarmed():
     assert timers.pop_due(2.0) == ["a"]
 
 
-def test_what_was_disarmed_does_not_pile_up_and_the_others_keep_their_order():
+def test_disarmed_items_do_not_pile_up_and_order_is_kept():
     timers = Timers[int]()
     timers.arm(-1, 500.0)
     timers.arm(-2, 400.0)

@@ -1,11 +1,12 @@
 import pytest
 
-from muster.service.core import views
+from muster.service.core import barrier_views, views
 from muster.service.core.vocabulary.events import Evict
 from muster.service.core.vocabulary.model import MemberState, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TTL, World
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.rendezvous_world import LAST_CALL, RendezvousWorld, nodes
 
 PARTICIPANT = NodeStanding.PARTICIPANT
@@ -49,28 +50,28 @@ def test_members_are_shown_with_their_groups(world):
     assert shown[3].since == 2
 
 
-def test_an_open_barrier_is_shown_with_its_age_and_who_is_missing(world):
-    view = views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
+def test_open_barrier_is_shown_with_age_and_missing_ranks(world):
+    view = barrier_views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
     assert (view.sequence, view.arrived, view.required, view.decision) == (2, 1, 3, None)
     assert (view.age, view.remaining) == (5, 95)
     assert [m.rank for m in view.missing] == [1, 2]
     assert "has waited 5 s: arrived 1 of 3" in view.message
 
 
-def test_a_decided_barrier_is_shown_as_its_decision(world):
-    view = views.barrier(world.coordinator, RUN, CKPT, 1, world.instant)
+def test_decided_barrier_is_shown_as_its_decision(world):
+    view = barrier_views.barrier(world.coordinator, RUN, CKPT, 1, world.instant)
     assert view.decision is not None
     assert view.decision.outcome is Outcome.ABORTED
     assert view.message == view.decision.message
     world.wait(200)
-    last = views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
+    last = barrier_views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
     assert (last.sequence, some(last.decision).outcome) == (2, Outcome.MEMBER_LOST)
 
 
 def test_barriers_are_shown_open_first_and_then_the_newest(world):
-    shown = views.barriers(world.coordinator, "", 1, world.instant)
+    shown = barrier_views.barriers(world.coordinator, "", 1, world.instant)
     assert [(view.sequence, view.decision is None) for view in shown] == [(2, True), (1, False)]
-    assert len(list(views.barriers(world.coordinator, RUN, 9, world.instant))) == 3
+    assert len(list(barrier_views.barriers(world.coordinator, RUN, 9, world.instant))) == 3
 
 
 @pytest.mark.parametrize(
@@ -82,19 +83,19 @@ def test_barriers_are_shown_open_first_and_then_the_newest(world):
         (RUN, CKPT, 9, Reason.BARRIER_NOT_FOUND, "kept are #0-1, and the next is #2"),
     ],
 )
-def test_what_is_not_there_is_refused_and_says_what_there_is(world, run, prefix, sequence, reason, words):
+def test_unknown_name_is_refused_with_the_known_ones(world, run, prefix, sequence, reason, words):
     with pytest.raises(Refusal) as caught:
-        views.barrier(world.coordinator, run, prefix, sequence, world.instant)
+        barrier_views.barrier(world.coordinator, run, prefix, sequence, world.instant)
     assert caught.value.reason is reason
     assert words in caught.value.message
 
 
-def test_a_group_without_a_barrier_yet_has_none_to_show():
+def test_group_without_a_barrier_yet_has_none_to_show():
     world = World(2)
     world.ranks()
-    assert list(views.barriers(world.coordinator, RUN, 5, world.instant)) == []
+    assert list(barrier_views.barriers(world.coordinator, RUN, 5, world.instant)) == []
     with pytest.raises(Refusal, match="none is decided, and the next is #0"):
-        views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
+        barrier_views.barrier(world.coordinator, RUN, CKPT, None, world.instant)
     assert world.coordinator.next_deadline() is None
     world.clients[0].lose_connection()
     assert world.coordinator.next_deadline() == world.now + TTL
@@ -119,7 +120,7 @@ def job():
     return job
 
 
-def test_a_rendezvous_is_shown_with_its_nodes_and_who_went(job):
+def test_rendezvous_is_shown_with_its_nodes_and_departures(job):
     b, a, d, c = job.agents
     view = views.rendezvous(job.coordinator.runs[RUN], job.instant)
     assert (view.round, view.complete, view.settings, view.closed) == (0, True, nodes(2, 3), None)
@@ -133,7 +134,7 @@ def test_a_rendezvous_is_shown_with_its_nodes_and_who_went(job):
     assert view.message == "round 0 of run job1 is complete, with 2 nodes in it, 1 waiting to be let in"
 
 
-def test_the_rounds_of_a_rendezvous_are_shown_newest_first():
+def test_rounds_of_a_rendezvous_are_shown_newest_first():
     job = RendezvousWorld(nodes(1))
     a = job.agent("a")
     a.join()
@@ -141,14 +142,14 @@ def test_the_rounds_of_a_rendezvous_are_shown_newest_first():
     assert [one.round for one in view.rounds] == [1, 0]
 
 
-def test_a_run_without_nodes_has_an_empty_rendezvous(world):
+def test_run_without_nodes_has_an_empty_rendezvous(world):
     view = views.rendezvous(world.coordinator.runs[RUN], world.instant)
     assert (view.complete, view.settings, view.nodes, view.rounds) == (False, None, (), ())
     assert view.message == "no node has joined run job1"
     assert views.run(world.coordinator.runs[RUN], world.instant).round is None
 
 
-def test_a_closed_run_says_so(job):
+def test_closed_run_says_so(job):
     job.close("me", "done")
     view = views.rendezvous(job.coordinator.runs[RUN], job.instant)
     assert view.message == "run job1 was closed by me: done"
@@ -159,13 +160,13 @@ def test_a_closed_run_says_so(job):
     )
 
 
-def test_a_run_counts_its_nodes(job):
+def test_run_counts_its_nodes(job):
     view = views.run(job.coordinator.runs[RUN], job.instant)
     assert (view.round, view.nodes, view.nodes_waiting, view.closed) == (0, 2, 1, None)
     assert (view.connected, view.members) == (1, 1)
 
 
-def test_closing_shows_whom_it_affects_and_changes_nothing(job):
+def test_closing_view_shows_effects_and_changes_nothing(job):
     zero = job.clients[0]
     zero.arrive()
     zero.arrive("eval")
@@ -187,7 +188,7 @@ def test_closing_ends_the_wait_of_a_round_that_comes_together():
     assert (view.waiting_nodes, view.nodes_in_round) == ((a.info,), 0)
 
 
-def test_an_eviction_shows_whom_it_affects_and_changes_nothing(world):
+def test_eviction_view_shows_effects_and_changes_nothing(world):
     run = world.coordinator.runs[RUN]
     view = views.eviction(run, 2, world.instant)
     assert [(one.rank, one.state) for one in view.members] == [(2, MemberState.CONNECTED)]
@@ -199,7 +200,7 @@ def test_an_eviction_shows_whom_it_affects_and_changes_nothing(world):
     assert run.evictions == {}
 
 
-def test_what_an_eviction_shows_is_what_it_does(world):
+def test_eviction_does_what_its_view_shows(world):
     view = views.eviction(world.coordinator.runs[RUN], 1, world.instant)
     effects = world.do(Evict(world.new_session(), RUN, 1, ""))
     assert [(one.prefix, one.sequence) for one in effects.decisions] == list(view.failed_barriers)
@@ -219,7 +220,7 @@ def test_processes_that_stand_alike_are_folded_host_by_host(world):
     }
 
 
-def test_a_host_has_the_steps_of_those_who_tell_them(world):
+def test_host_has_the_steps_that_its_ranks_report(world):
     zero, _, two, *_ = world.clients
     zero.step(7)
     two.step(5)
@@ -247,14 +248,14 @@ def busy():
     ("most", "most_missing", "shown"),
     [(9, 99, "abc"), (2, 99, "ab"), (9, 6, "abc"), (9, 5, "ab"), (9, 4, "a"), (9, 0, "a"), (0, 99, "")],
 )
-def test_the_barriers_that_wait_longest_are_shown_first(busy, most: int, most_missing: int, shown: str):
+def test_barriers_that_wait_longest_are_shown_first(busy, most: int, most_missing: int, shown: str):
     groups = busy.coordinator.runs[RUN].groups.values()
-    found = views.longest_open(groups, busy.instant, most=most, most_missing=most_missing)
+    found = barrier_views.longest_open(groups, busy.instant, most=most, most_missing=most_missing)
     assert "".join(view.prefix for view in found) == shown
     assert all(len(view.missing) == view.required - view.arrived for view in found)
 
 
-def test_the_newest_decisions_are_shown_first():
+def test_newest_decisions_are_shown_first():
     world = World(1)
     (client,) = world.ranks(prefix="a")
     client.join("b")
@@ -262,7 +263,7 @@ def test_the_newest_decisions_are_shown_first():
         client.arrive(prefix=prefix)
         world.now += 1
     groups = world.coordinator.runs[RUN].groups.values()
-    found = [(view.prefix, view.sequence) for view in views.last_decided(groups, 99)]
+    found = [(view.prefix, view.sequence) for view in barrier_views.last_decided(groups, 99)]
     assert found == [("b", 3), ("b", 2), ("b", 1), ("a", 2), ("b", 0), ("a", 1), ("a", 0)]
     for most in range(8):
-        assert [(v.prefix, v.sequence) for v in views.last_decided(groups, most)] == found[:most]
+        assert [(v.prefix, v.sequence) for v in barrier_views.last_decided(groups, most)] == found[:most]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab import records
 from muster.client.protocol import PROTOCOL_VERSION
 from muster.service.core import views
-from muster.service.core.rendezvous import Departed
+from muster.service.core.rendezvous.nodes import Departed
 from muster.service.core.vocabulary import events
 from muster.service.core.vocabulary.effects import (
     Entered,

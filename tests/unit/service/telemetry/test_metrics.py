@@ -25,7 +25,8 @@ from muster.service.telemetry.labels import OVERFLOW
 from muster.service.telemetry.metrics import MAX_PREFIXES, MAX_RUNS, Metrics, Scrape, StateCollector
 from muster.service.telemetry.observers import Observers
 from muster.service.version import VERSION
-from tests.support.world.core_world import CKPT, RUN, TTL, WALL, World
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_world import RUN, TTL, WALL, World
 from tests.support.world.rendezvous_world import RendezvousWorld, nodes
 
 FAMILIES = {

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lab import scenes
-from muster.service.core import views
-from muster.service.core.rendezvous import Departed
+from muster.service.core import barrier_views, views
+from muster.service.core.rendezvous.nodes import Departed
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import RoundRecord
 from muster.service.core.vocabulary.model import (
@@ -70,10 +70,10 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
         host = "" if state is MissingState.NEVER_JOINED else next(words)
         return MissingRank(rank, state, host, rank, 1.0, 2, next(words))
 
-    def barrier(count: int, decision: Decision | None = None) -> views.BarrierView:
+    def barrier(count: int, decision: Decision | None = None) -> barrier_views.BarrierView:
         states = cycle(MissingState)
         message = decision.message if decision else next(words)
-        return views.BarrierView(
+        return barrier_views.BarrierView(
             run_id=run_id,
             prefix=prefix,
             sequence=7,
@@ -342,7 +342,7 @@ def test_many_missing_ranks_are_folded_by_reason_and_host(many: scenes.Scene):
 
 
 def test_what_the_missing_of_a_run_do_is_said(sixteen: scenes.Scene, many: scenes.Scene):
-    def doing(view: views.BarrierView) -> views.BarrierView:
+    def doing(view: barrier_views.BarrierView) -> barrier_views.BarrierView:
         told = (dataclasses.replace(one, doing=f"reads data.py:{one.rank % 2}") for one in view.missing)
         return dataclasses.replace(view, missing=tuple(told))
 

@@ -18,11 +18,11 @@ class OpenBarrier:
     timeout: float
     """Seconds; the first arrival's."""
     opened_at: float
-    """Since when someone waits, on the monotonic clock: perhaps since before this coordinator began."""
+    """When the first rank arrived, on the monotonic clock; perhaps under an earlier coordinator."""
     deadline: float
     """When it times out, on the monotonic clock. It never moves to later."""
     progress_at: float | None
-    """When those who wait are told next how it stands, on the monotonic clock; None: no more."""
+    """When the waiting ranks get the next progress report, on the monotonic clock; None: no more."""
     last_arrival_at: float
     last_arrival_rank: int | None = None
     arrivals: dict[int, Process] = field(default_factory=dict)
@@ -33,20 +33,20 @@ class OpenBarrier:
     reports: dict[int, WriteReport] = field(default_factory=dict)
     """Reports of the ranks that have arrived, by rank; empty if the barrier belongs to no save."""
     probed: bool = False
-    """Whether the missing were asked what they are doing, for the next time that people are told of them."""
+    """Whether the missing ranks were probed for the next report."""
 
     @classmethod
     def begin(
         cls, sequence: int, shape: Shape, timeout: float, progress_after: float, now: float
     ) -> "OpenBarrier":
-        """The barrier that the first arrival opens, which is still to be added.
+        """Open a barrier for its first arrival, which the caller adds next.
 
         Args:
             sequence: its number.
-            shape: whom it covers.
+            shape: the ranks that must arrive.
             timeout: seconds.
-            progress_after: seconds until those who wait are told who is missing: at most, and for 0, half of
-                the timeout.
+            progress_after: seconds until the waiting ranks learn which ranks are missing: at most, and for 0,
+                half of the timeout.
             now: on the monotonic clock.
         """
         return cls(
@@ -61,21 +61,21 @@ class OpenBarrier:
 
     @property
     def reports_at(self) -> float:
-        """When people are told of the missing next, on the monotonic clock."""
+        """When the next report names the missing ranks, on the monotonic clock."""
         return self.deadline if self.progress_at is None else self.progress_at
 
     @property
     def due(self) -> float:
-        """When there is something to ask, to tell or to decide."""
+        """When to probe, report or decide next."""
         if self.probed:
             return self.reports_at
-        # An early warning may come sooner than that; a barrier that is over in no time asks nobody.
+        # An early report may come sooner than the lead; then probe at half of the time before it.
         return max(
             self.reports_at - observations.probe_lead(self.timeout), (self.opened_at + self.reports_at) / 2
         )
 
     def mark_reported(self, now: float) -> None:
-        """Those who wait were told how it stands: once more at half of the timeout, if that is to come."""
+        """Plan the next report, after one was sent: at half of the timeout if that is still ahead."""
         self.probed = False
         half = self.opened_at + self.timeout / 2
         self.progress_at = half if now < half else None
@@ -89,14 +89,14 @@ class OpenBarrier:
         """Count an arrival; a repeated one changes nothing.
 
         Args:
-            process: who arrives.
-            arrival: what it brings.
-            since: when it arrived: now, or before this coordinator began.
+            process: the process that arrives.
+            arrival: its arrival.
+            since: when it first sent the arrival, perhaps to an earlier coordinator.
             timeout: seconds, of this arrival.
             now: on the monotonic clock.
 
         Returns:
-            How many bytes of payload the barrier holds more.
+            Payload bytes that it adds.
         """
         if process.rank in self.arrivals:
             return 0
@@ -114,9 +114,9 @@ class OpenBarrier:
         return len(arrival.payload)
 
     def _count_from(self, since: float, timeout: float, now: float) -> None:
-        """An arrival is earlier than those that are known: its timeout counts, unless it would be over later.
+        """Count the timeout from an earlier arrival, unless that moves the deadline to later.
 
-        Whom the warning would name may be about to come back, so it waits for them.
+        The progress report waits for ``RECONNECT_GRACE``, because missing ranks may be about to reconnect.
         """
         before, self.opened_at = self.opened_at, since
         if since + timeout < self.deadline:
@@ -126,10 +126,10 @@ class OpenBarrier:
             self.progress_at = progress_at if progress_at < self.deadline else None
 
     def withdraw(self, rank: int) -> int:
-        """Take an arrival back, by invariant 11 (the newer fences the older).
+        """Withdraw an arrival, by invariant 11 (the newer fences the older).
 
         Returns:
-            How many bytes of payload the barrier holds less.
+            Payload bytes that it frees.
         """
         self.arrivals.pop(rank, None)
         if self.last_arrival_rank == rank:

@@ -40,7 +40,7 @@ class Checkpoints:
         """Last commit of each group, in seconds since 1970. After a restart, only that of the newest."""
 
     def restore(self, record: CheckpointsRecord) -> None:
-        """Take the history back from storage."""
+        """Restore the history."""
         self.history = record.history
         if (newest := record.history.newest) is not None:
             self._last_commits[newest.prefix] = newest.committed_at

@@ -1,24 +1,26 @@
 """A group: all the barriers of one prefix, one after the other.
 
-The invariants of docs/design.md that are kept here, each in the method named:
+The group keeps these invariants of docs/design.md, each in the method named:
 
-- invariant 1 (one decision per barrier), invariant 2 (durable before delivered): ``_decide``
-- invariant 3 (repeated arrivals count once), invariant 4 (ranks stay in step after a failure): ``arrive``
-- invariant 5 (every rank learns all missing ranks): ``missing``
-- invariant 6 (a barrier does not wait for the dead): ``check``
-- invariant 7 (one failure vote aborts the barrier), invariant 8 (disagreement fails every rank): ``_count``
-- invariant 9 (one clock decides): ``arrive``, ``on_time``, and ``OpenBarrier``
-- invariant 10 (subsets and payloads): ``_check_shape``, ``_check_arrival``
-- invariant 11 (the newer fences the older), invariant 12 (the coordinator assigns the sequence): ``join``
+- invariant 1 (one decision per barrier), invariant 2 (durable before delivered): ``_decide``.
+- invariant 3 (repeated arrivals count once), invariant 4 (ranks stay in step after a failure): ``arrive``.
+- invariant 5 (every rank learns all missing ranks): ``missing``.
+- invariant 6 (a barrier does not wait for the dead): ``check``.
+- invariant 7 (one failure vote aborts the barrier): ``_evaluate``.
+- invariant 8 (disagreement fails every rank): ``_evaluate``.
+- invariant 9 (one clock decides): ``arrive``, ``on_time``, and ``OpenBarrier``.
+- invariant 10 (subsets and payloads): ``_check_shape``, ``_check_arrival``.
+- invariant 11 (the newer fences the older), invariant 12 (the coordinator assigns the sequence): ``join``.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
-from muster.service.core.barriers import observations
+from muster.service.core.barriers import observations, refusals
 from muster.service.core.barriers.barrier import OpenBarrier
 from muster.service.core.barriers.checkpoints import Checkpoints
-from muster.service.core.barriers.shapes import Shapes
+from muster.service.core.barriers.missing import missing_rank, process_to_name
+from muster.service.core.barriers.owners import RankOwner
+from muster.service.core.barriers.positions import Positions
 from muster.service.core.elapsed import elapsed
 from muster.service.core.membership.process import Process, answer, audience
 from muster.service.core.membership.roster import Roster
@@ -27,47 +29,18 @@ from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
     Delivery,
     Effects,
-    ForgetDecision,
-    ForgetRankOwner,
     GroupRecord,
     ProbeRequest,
     Progress,
-    RankOwnerRecord,
     Refused,
-    ShapeRecord,
 )
 from muster.service.core.vocabulary.events import Arrival
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import (
-    Decision,
-    Failure,
-    Instant,
-    MemberState,
-    MissingRank,
-    MissingState,
-    Outcome,
-    Shape,
-)
-from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.vocabulary.model import Decision, Failure, Instant, MissingRank, Outcome, Shape
+from muster.service.core.vocabulary.refusal import limit_exceeded
 
 
-@dataclass(slots=True, eq=False)
-class RankOwner:
-    """The process that speaks for a rank in a group."""
-
-    process: Process
-    start: int
-    """The first sequence that it may arrive at."""
-    shape: Shape
-    last: int | None = None
-    """The last sequence that it arrived at, as far as is known."""
-    refused: int = 0
-    """The last sequence at which its arrival was refused: it has heard all decisions before that."""
-    counted_as_living: bool = False
-    """Whether its shape is counted among those of the living."""
-
-
-class Group:
+class Group(Positions):
     """The barriers of ``(run_id, prefix)``.
 
     Args:
@@ -75,11 +48,11 @@ class Group:
         prefix: the group's name within it.
         roster: the run's processes.
         limits: the coordinator's bounds.
-        timers: where the group asks to be woken.
+        timers: wakes the group.
         checkpoints: the run's save history, which receives the decisions.
-        gathered: the payloads that the groups of all runs hold.
-        generation: the generation that its speakers belong to.
-        first_sequence: the first sequence of that generation.
+        gathered: payload bytes of all groups of all runs.
+        generation: the generation of its rank owners.
+        first_sequence: the first sequence of its membership.
     """
 
     def __init__(
@@ -95,66 +68,16 @@ class Group:
         generation: int,
         first_sequence: int = 0,
     ) -> None:
-        self.run_id = run_id
-        self.prefix = prefix
-        self.generation = generation
-        self.first_sequence = first_sequence
-        self.next_sequence = first_sequence
-        self.open: OpenBarrier | None = None
-        self.decisions: dict[int, Decision] = {}
-        """By sequence, ascending."""
-        self.owners: dict[int, RankOwner] = {}
-        self._roster = roster
-        self._limits = limits
+        super().__init__(run_id, prefix, roster, limits, gathered, generation, first_sequence)
         self._timers = timers
         self._checkpoints = checkpoints
         self._gathered = gathered
-        self._payload_bytes_held = 0
-        """Bytes of payloads, of the open barrier and of the kept decisions."""
-        self._last_release: int | None = None
-        """The newest release of this generation: a proof that every rank had heard all earlier decisions."""
-        self._former_owners: dict[int, RankOwnerRecord] = {}
-        """By rank: the process of an earlier life that arrived at the newest release, and may not have heard
-        it yet. A newer process of the rank takes its place."""
-        self._known_laggard: int | None = None
-        """A rank that had still to hear the oldest decision when that was looked for last."""
-        self._gone_ranks: set[int] = set()
-        """Ranks for which nobody is left to arrive."""
-        self._shapes = Shapes(run_id, prefix)
-        """Of the speakers; more than one of living speakers is a disagreement."""
-        self._refresh_all()
-
-    # ------------------------------------------------------------------ restoring
-
-    def restore_decision(self, decision: Decision) -> None:
-        """Take back a decision from storage; they come in ascending order of sequence."""
-        self._keep(decision)
-        self.next_sequence = max(self.next_sequence, decision.sequence + 1)
-        if decision.outcome is Outcome.RELEASED and decision.generation == self.generation:
-            self._last_release = decision.sequence
-
-    def restore_shape(self, record: ShapeRecord) -> None:
-        """Take back a shape from storage, before the speakers."""
-        self._shapes.restore(record)
-
-    def restore_owner(self, process: Process, start: int, shape: Shape | int) -> None:
-        """Take back a speaker from storage, after the decisions.
-
-        Raises:
-            KeyError: its shape has no record.
-        """
-        released = self._last_release
-        last = released if released is not None and start <= released else None
-        self.owners[process.rank] = RankOwner(process, start, self._shapes.restored(shape), last)
-        process.prefixes.add(self.prefix)
-
-    def restore_former(self, record: RankOwnerRecord) -> None:
-        """Take back from storage who arrived at the newest release in an earlier life."""
-        self._former_owners[record.rank] = record
+        self._gone_ranks = self._owners.gone_ranks
+        self._shapes = self._owners.shapes
 
     def end(self) -> None:
-        """The run is forgotten: the payloads are free, and nothing of the group is woken any more."""
-        self._count_bytes(-self._payload_bytes_held)
+        """Free the payloads and cancel the timer, because the run was removed."""
+        self._history.release_bytes()
         self._timers.disarm(self)
 
     # ------------------------------------------------------------------ membership
@@ -162,167 +85,87 @@ class Group:
     def check_join(self, process: Process, shape: Shape) -> None:
         """Refuse a process that may not take part, before anything is changed."""
         self._check_shape(process, process.rank, shape)
-        if self.generation != self._roster.generation:
-            return
-        owner = self.owners.get(process.rank)
-        if owner is None:
-            former = self._former_owners.get(process.rank)
-            if former is not None and former.ordinal > process.ordinal:
-                raise self._superseded(process, former)
-            return
-        if owner.process is process and owner.shape != shape:
-            raise Refusal(
-                Reason.SHAPE_CHANGED,
-                f'{process} joined group "{self.prefix}" with {_shape_text(owner.shape)} and now '
-                f"says {_shape_text(shape)}. Use another prefix for other participants.",
-            )
-        if owner.process.ordinal > process.ordinal:
-            raise self._superseded(process, owner.process)
+        if self.generation == self._roster.generation:
+            self._owners.check(process, shape)
 
     def _check_shape(self, process: Process | str, rank: int, shape: Shape) -> None:
         """Refuse a process whose rank is not in the shape that it brings."""
         if rank not in shape:
-            raise Refusal(
-                Reason.NOT_A_PARTICIPANT,
-                f'{process} cannot join group "{self.prefix}": {_shape_text(shape)} does not '
-                f"include rank {rank}. Mend the rank, the world size or the participants.",
-            )
+            raise refusals.not_a_participant(self.prefix, process, rank, shape)
 
     def join(self, process: Process, shape: Shape, now: Instant, effects: Effects) -> int:
-        """Let a process that passed :meth:`check_join` take part; the newest incarnation speaks for its rank.
+        """Let a process that passed :meth:`check_join` own its rank; the newest incarnation wins.
 
         Returns:
             The first sequence that the process may arrive at. A rank's first process starts at the
-            generation's first sequence, so that it hears what it missed (or behind a release that did
-            not need it); a restarted one starts at the next undecided sequence. One that comes back from
-            an earlier life starts at the newest release if it arrived there.
+            generation's first sequence, so that it hears what it missed (or after a release that did
+            not need it). A restarted process starts at the next undecided sequence. A former owner that
+            comes back starts at the newest release if it arrived there.
         """
         if self.generation != self._roster.generation:
             self.reset_membership(effects)
         owner = self.owners.get(process.rank)
         if owner is not None and owner.process is process:
             return owner.start
-        if self._is_abandoned:
-            # Everyone has left: invariant 8 (disagreement fails every rank) binds the living only.
+        if self._owners.all_gone:
+            # By invariant 8 (disagreement fails every rank), only living owners are bound to one shape.
             self.abort(report.abandoned(str(process)), now, effects)
             self.reset_membership(effects)
             owner = None
-        returns = self._arrived_at_last_release(process.rank, process.incarnation)
         start = self._start_of(process.rank, process.incarnation)
-        self._former_owners.pop(process.rank, None)
-        joined = RankOwner(process, start, self._shapes.add(shape), last=start if returns else None)
+        returns = self._missed_last_release(process.rank, process.incarnation)
+        last = start if returns else None
+        self._owners.add(process, start, shape, last, self.first_sequence, effects)
         if owner is not None:
-            self._withdraw(owner, process, effects)
-        self.owners[process.rank] = joined
-        process.prefixes.add(self.prefix)
-        self._record_owner(joined, effects)
-        self.refresh(process.rank)
+            self._withdraw(owner.process, process, effects)
         return start
 
-    def lineage(self, rank: int) -> int | None:
-        """The lineage of the process that spoke last for a rank in this generation; None: none did."""
-        if self.generation != self._roster.generation:
-            return None
-        owner = self.owners.get(rank)
-        last = owner.process if owner is not None else self._former_owners.get(rank)
-        return last.lineage if last is not None else None
-
-    @property
-    def _is_abandoned(self) -> bool:
-        """Whether someone spoke here, and nobody of them lives any more."""
-        return bool(self.owners) and not self._shapes.any_living
-
-    def _start_of(self, rank: int, incarnation: str) -> int:
-        """The first sequence that an incarnation may arrive at which does not speak for the rank yet."""
-        if rank in self.owners:
-            return self.next_sequence
-        released = self._last_release
-        if released is None:
-            return max(self.first_sequence, self._oldest)
-        if self._arrived_at_last_release(rank, incarnation):
-            return released
-        return max(self.first_sequence, self._oldest, released + 1)
-
-    def _arrived_at_last_release(self, rank: int, incarnation: str) -> bool:
-        """Whether an incarnation arrived at the newest release in an earlier life, and comes back now."""
-        former = self._former_owners.get(rank) if self._last_release is not None else None
-        return former is not None and former.incarnation == incarnation
-
-    def _forget_former(self, effects: Effects) -> None:
-        """The newest release need not be told any more to those who arrived in an earlier life."""
-        effects.records += [ForgetRankOwner(self.run_id, self.prefix, rank) for rank in self._former_owners]
-        self._former_owners.clear()
-
     def refresh(self, rank: int) -> None:
-        """Bring up to date what the group knows of a rank, after one of its processes changed."""
-        owner = self.owners.get(rank)
-        if owner is not None and owner.counted_as_living != owner.process.state.living:
-            owner.counted_as_living = not owner.counted_as_living
-            self._shapes.count_living(owner.shape, 1 if owner.counted_as_living else -1)
-        if self._roster.is_gone(rank, owner.process if owner else None):
-            self._gone_ranks.add(rank)
-        else:
-            self._gone_ranks.discard(rank)
+        """Update what the group knows of a rank after one of its processes changed.
+
+        Living owners must agree on one shape, and no barrier waits for a rank without living processes.
+        """
+        self._owners.refresh(rank)
 
     def record_state_change(self, rank: int, effects: Effects) -> None:
-        """A speaker died or came back from the dead: keep that, for the next start."""
+        """Make it durable that the owner of a rank died, or came back after it was taken for dead."""
         owner = self.owners.get(rank)
         if owner is not None:
-            self._record_owner(owner, effects)
+            self._owners.record(owner, self.first_sequence, effects)
 
     def reset_membership(self, effects: Effects) -> None:
-        """Nobody speaks any more; the next sequence is the first of a new life.
+        """Remove all owners; the next sequence is the first of a new membership.
 
-        Within a generation, a process of the past may live still, behind a network that was broken for
-        long. So whoever arrived at the newest release may hear it until the next one.
+        Within a generation, a process of the old membership may still be alive behind a broken network. If
+        it arrived at the newest release, it may hear that release until the next one.
 
-        No barrier is open then: the caller has aborted it.
+        The caller has aborted the open barrier.
         """
-        same_job = self.generation == self._roster.generation
-        for rank, owner in self.owners.items():
-            owner.process.prefixes.discard(self.prefix)
-            if same_job and self._last_release is not None and owner.start <= self._last_release:
-                # Before the next life, whose first sequence may be that of this one, and without its shape.
-                shape = Shape(owner.shape.world_size)
-                former = replace(self._owner_record(owner, shape), life=owner.start)
-                self._former_owners[rank] = former
-                effects.records.append(former)
-            else:
-                effects.records.append(ForgetRankOwner(self.run_id, self.prefix, rank))
-        self.owners.clear()
-        self._shapes.clear(effects)
+        same_generation = self.generation == self._roster.generation
+        released = self._last_release if same_generation else None
+        self._owners.clear(self.first_sequence, released, effects)
         self.first_sequence = self.next_sequence
-        if not same_job:
+        if not same_generation:
             self.generation = self._roster.generation
-            self._forget_former(effects)
-            self._trim_heard(self._kept_from, self.next_sequence, effects)
+            self._owners.forget_former(effects)
+            self._history.trim_heard(self._kept_from, self.next_sequence, self.next_sequence, effects)
             self._last_release = None
-        self._gone_ranks.clear()
-        self._refresh_all()
+        self._owners.refresh_all()
         effects.records.append(self.record)
-
-    def _refresh_all(self) -> None:
-        for process in self._roster:
-            self.refresh(process.rank)
 
     @property
     def record(self) -> GroupRecord:
-        """What is kept of the group beside its decisions and speakers."""
+        """The durable part of the group, beside its decisions and owners."""
         return GroupRecord(self.run_id, self.prefix, self.generation, self.first_sequence)
 
-    def _withdraw(self, old: RankOwner, newer: Process, effects: Effects) -> None:
-        """A newer incarnation takes over: what the older one left open does not count any more."""
-        old.process.prefixes.discard(self.prefix)
-        if old.counted_as_living:
-            self._shapes.count_living(old.shape, -1)
-        self._shapes.remove(old.shape, effects)
-        if self.open is None or self.open.arrivals.get(old.process.rank) is not old.process:
+    def _withdraw(self, old: Process, newer: Process, effects: Effects) -> None:
+        """Withdraw the arrival of an older incarnation at the open barrier, and tell it why."""
+        if self.open is None or self.open.arrivals.get(old.rank) is not old:
             return
-        self._count_bytes(-self.open.withdraw(old.process.rank))
-        if old.process.session is not None:
-            refusal = self._superseded(old.process, newer)
-            rank, sequence = old.process.rank, self.open.sequence
-            effects.send(old.process.session, Refused(refusal, self.prefix, sequence, rank))
+        self._history.count_bytes(-self.open.withdraw(old.rank))
+        if old.session is not None:
+            refusal = refusals.superseded(self.run_id, self.prefix, old, newer)
+            effects.send(old.session, Refused(refusal, self.prefix, self.open.sequence, old.rank))
 
     # ------------------------------------------------------------------ arriving
 
@@ -337,24 +180,43 @@ class Group:
         progress_after: float = 0.0,
         waited: float = 0.0,
     ) -> None:
-        """A rank arrives, or asks again. A decided sequence is over, and answers with its decision."""
+        """Count an arrival, or a repeated one. A decided sequence answers with its decision.
+
+        Args:
+            process: the process that arrives.
+            sequence: the barrier; None: the next one of the rank.
+            timeout: seconds; the first arrival's counts.
+            arrival: the rank's arrival.
+            now: the current time.
+            effects: receives what follows.
+            progress_after: seconds until the waiting ranks learn who is missing: at most, and for 0, half of
+                the timeout.
+            waited: seconds since the arrival was first sent, perhaps to an earlier coordinator.
+
+        Raises:
+            Refusal: the process does not own its rank, or the sequence or payload is refused.
+        """
         owner = self.owners.get(process.rank)
         if owner is None or owner.process is not process:
-            raise self._not_the_owner(process, owner)
+            if owner is not None and owner.process.ordinal > process.ordinal:
+                raise refusals.superseded(self.run_id, self.prefix, process, owner.process)
+            raise refusals.not_joined(self.run_id, self.prefix, process)
         if sequence is None:
             sequence = self._next_of(owner)
         if sequence >= self.next_sequence:
             self._check_arrival(process, sequence, self.next_sequence, arrival)
             if self.open is None:
                 owner.refused = sequence
-                self._trim_before(self._check_unheard(owner.shape, process.rank, sequence), effects)
+                heard_until = self._check_unheard(owner.shape, process.rank, sequence)
+                if heard_until > self._unheard_from:
+                    self._history.trim_before(heard_until, effects)
                 begin = sequence, owner.shape, timeout, progress_after, now.monotonic
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
             since = now.monotonic - elapsed(waited, timeout)
             more = self.open.add(process, arrival, since, timeout, now.monotonic)
             if more:
-                self._count_bytes(more)
+                self._history.count_bytes(more)
             if waited:
                 self._timers.arm(self, self.open.due)
             owner.last = sequence
@@ -362,14 +224,6 @@ class Group:
         else:
             answer(process, self._decided(process, owner.start, sequence), effects)
             owner.last = max(sequence, owner.last or 0)
-
-    def _next_of(self, owner: RankOwner) -> int:
-        """Where a caller that names no sequence arrives: where it waits already, or else at its next."""
-        if owner.last is None:
-            return owner.start
-        waits = self.open is not None and self.open.sequence == owner.last
-        # Decisions of earlier lives may be forgotten before one who comes back from there has heard them.
-        return owner.last if waits else max(owner.last + 1, self._oldest)
 
     def check_unary_arrival(
         self,
@@ -380,155 +234,90 @@ class Group:
         sequence: int | None,
         arrival: Arrival,
         *,
-        anew: bool,
+        resets: bool,
     ) -> Decision | None:
-        """Refuse a call that would join and arrive, before it does either.
+        """Refuse a unary call that joins and arrives, before it does either.
 
         Args:
-            known: its process, if it has called before.
-            incarnation: of its process, if it is of the run's generation; else empty.
-            name: of its process.
-            shape: that it sees.
-            sequence: that it arrives at; None: the next one.
-            arrival: of its rank.
-            anew: whether the run begins a new life with it, which aborts the open barrier.
+            known: the process of the call, if it has called before.
+            incarnation: of the process if it belongs to the run's generation; else empty.
+            name: of the process, for people.
+            shape: the shape that it brings.
+            sequence: the barrier; None: the next one.
+            arrival: the rank's arrival.
+            resets: whether the call resets the membership of the run, which aborts the open barrier.
 
         Returns:
-            A decision of the life before, which the call asks for: it hears that, and begins nothing.
+            The decision that answers the call, if the call asks for one from before the reset. The call then
+            joins nothing. None: the call may join and arrive.
         """
         self._check_shape(name, arrival.rank, shape)
         owner = self.owners.get(arrival.rank)
         own = owner if owner is not None and owner.process is known else None
-        anew = anew or self.generation != self._roster.generation or (own is None and self._is_abandoned)
+        resets = (
+            resets or self.generation != self._roster.generation or (own is None and self._owners.all_gone)
+        )
         if known is not None:
             self.check_join(known, shape)
-        upcoming = self.next_sequence + (anew and self.open is not None)
-        returns = self._arrived_at_last_release(arrival.rank, incarnation)
+        upcoming = self.next_sequence + (resets and self.open is not None)
+        returns = self._missed_last_release(arrival.rank, incarnation)
         if own is not None:
             start = own.start
-        elif anew and not returns:
+        elif resets and not returns:
             start = upcoming
         else:
             start = self._start_of(arrival.rank, incarnation)
         if sequence is None:
             if own is not None:
                 sequence = self._next_of(own)
-            elif anew:
-                # It joins in any case: if it must hear a decision first, its next call must get further.
+            elif resets:
+                # The call joins in any case. If it must hear a decision first, its next call gets further.
                 sequence = upcoming
             else:
                 sequence = max(start + returns, self._oldest)
         if sequence < self.next_sequence:
             decision = self._decided(name, start, sequence)
-            return decision if anew else None
+            return decision if resets else None
         if sequence < upcoming:
-            return None  # Of the barrier that it will find aborted.
+            return None  # The decision of the barrier that the reset aborts answers it.
         self._check_arrival(name, sequence, upcoming, arrival)
-        if self.open is None and not anew:
+        if self.open is None and not resets:
             self._check_unheard(shape, arrival.rank, sequence)
         return None
-
-    def _decided(self, process: Process | str, start: int, sequence: int) -> Decision:
-        """The decision of a sequence that is over.
-
-        A failure may be told to anyone. A release from before the process joined may not: its own
-        incarnation had not arrived at it: invariant 12 (the coordinator assigns the sequence).
-        """
-        decision = self.decisions.get(sequence)
-        failed = decision is not None and decision.outcome is not Outcome.RELEASED
-        if sequence < start and not failed:
-            raise Refusal(
-                Reason.SEQUENCE_BEHIND,
-                f'{process} arrived at #{sequence} of group "{self.prefix}", which was decided '
-                f"before this process joined; it starts at #{start}. Take the sequence from the "
-                "coordinator's answer to JoinGroup.",
-                start_sequence=start,
-            )
-        if decision is None:
-            raise Refusal(
-                Reason.SEQUENCE_FORGOTTEN,
-                f'{process} arrived at #{sequence} of group "{self.prefix}" again, long after '
-                f"every rank had gone on to #{self.next_sequence}; its outcome is no longer kept.",
-                next_sequence=self.next_sequence,
-            )
-        return decision
-
-    def _check_unheard(self, shape: Shape, rank: int, sequence: int) -> int:
-        """Refuse the first arrival at a barrier if too many decisions must still be heard.
-
-        Args:
-            shape: of the barrier.
-            rank: the rank that arrives.
-            sequence: the barrier.
-
-        Returns:
-            The first decision that a rank must still hear. While there is room, it may be a later one.
-        """
-        most = self._limits.unheard_decisions(shape.size)
-        needed = self._unheard_from
-        if self.next_sequence - needed > most * 3 // 4:
-            # Before it is urgent: after a restart nobody knows who heard what, until all arrive again.
-            needed = self._first_unheard_of_all(shape, rank, sequence)
-        unheard = self.next_sequence - needed
-        if unheard >= most:
-            raise limit_exceeded(
-                "max_unheard_decisions",
-                most,
-                f'group "{self.prefix}" of run {self.run_id} has had {unheard} decisions in a row without '
-                "a release, and a rank that was missing must still hear each of them",
-            )
-        return needed
-
-    def _first_unheard_of_all(self, shape: Shape, rank: int, sequence: int) -> int:
-        """The first decision that a rank must still hear, when ``rank`` arrives at ``sequence``."""
-        oldest, lowest = self._unheard_from, sequence
-        known = self._known_laggard
-        if known is not None and known != rank and known in shape and self._first_unheard(known) <= oldest:
-            return oldest
-        for other in shape:
-            needs = sequence if other == rank else self._first_unheard(other)
-            if needs <= oldest:
-                self._known_laggard = other
-                return oldest
-            lowest = min(lowest, needs)
-        return lowest
-
-    def _first_unheard(self, rank: int) -> int:
-        """The first decision that a rank may still ask for: who arrives has heard all that came before."""
-        owner = self.owners.get(rank)
-        if owner is None:
-            return self._start_of(rank, "")
-        return max(owner.start if owner.last is None else owner.last, owner.refused)
 
     def _evaluate(
         self, owner: RankOwner, arrival: Arrival, more: int, now: Instant, effects: Effects
     ) -> None:
-        """Decide, if there is nothing left to wait for after an arrival at the open barrier.
+        """Decide the open barrier after an arrival if there is nothing left to wait for.
 
         Args:
             owner: of the rank that arrived.
-            arrival: what it brought.
-            more: how many bytes of payload the barrier holds more since then.
-            now: this moment.
-            effects: is added to.
+            arrival: the rank's arrival.
+            more: payload bytes that the arrival added.
+            now: the current time.
+            effects: receives the decision.
         """
         barrier = self.open
         assert barrier is not None
         failure = arrival.failure
-        if failure is None and more and (refusal := self._payload_overflow(barrier)) is not None:
-            failure = refusal.message
+        if failure is None and more:
+            overflow = refusals.payload_overflow(self.prefix, barrier, self._gathered.bytes, self._limits)
+            failure = overflow.message if overflow is not None else None
         if failure is not None:
             process = owner.process
-            reason = _cut(failure, self._limits.max_reason_bytes)
+            reason = refusals.cut(failure, self._limits.max_reason_bytes)
             barrier.failures.append(Failure(process.rank, process.host, process.pid, reason))
             self._decide(Outcome.ABORTED, report.voted(barrier.failures), now, effects, process.rank)
             return
         if owner.shape is not barrier.shape or self._shapes.disagree:
-            other = self._disagreeing(owner)
+            other = self._owners.find_disagreeing(owner, barrier.arrivals)
             if other is not None:
-                self._decide(Outcome.MISMATCHED, _disagreement(owner, other), now, effects)
+                why = refusals.describe_disagreement(
+                    (owner.process, owner.shape), (other.process, other.shape)
+                )
+                self._decide(Outcome.MISMATCHED, why, now, effects)
                 return
-            # Whoever opened the barrier with another shape has been superseded since.
+            # The rank that opened the barrier with another shape was superseded since.
             barrier.shape = owner.shape
         if barrier.complete:
             waited = now.monotonic - barrier.opened_at
@@ -537,15 +326,6 @@ class Group:
             self._decide(Outcome.RELEASED, report.released(barrier.shape.size, waited, last), now, effects)
         elif self._gone_ranks:
             self.check(now, effects)
-
-    def _disagreeing(self, owner: RankOwner) -> RankOwner | None:
-        """A living speaker, or one whose arrival counts, that sees another shape than ``speaker``."""
-        arrived = self.open.arrivals if self.open else {}
-        for other in self.owners.values():
-            counts = other.counted_as_living or arrived.get(other.process.rank) is other.process
-            if counts and other.shape is not owner.shape:
-                return other
-        return None
 
     # ------------------------------------------------------------------ deciding
 
@@ -560,14 +340,14 @@ class Group:
             self._decide(Outcome.MEMBER_LOST, report.member_lost(gone), now, effects, gone[0].rank)
 
     def abort(self, reason: str, now: Instant, effects: Effects) -> Decision | None:
-        """End the open barrier for everyone, if there is one."""
+        """Abort the open barrier for all ranks. Returns the decision; None if no barrier is open."""
         if self.open is None:
             return None
-        reason = _cut(reason, self._limits.max_reason_bytes)
+        reason = refusals.cut(reason, self._limits.max_reason_bytes)
         return self._decide(Outcome.ABORTED, report.aborted(reason), now, effects)
 
     def on_time(self, now: Instant, effects: Effects) -> None:
-        """Tell who is missing at half of the timeout, or before if that was asked for, and time out."""
+        """Probe the missing ranks, report them to the waiting ranks, or time the barrier out, as is due."""
         barrier = self.open
         if barrier is None:
             return
@@ -576,7 +356,11 @@ class Group:
             return
         if now.monotonic >= barrier.due and not barrier.probed:
             barrier.probed = True
-            missing = (self._process_of(rank) for rank in barrier.shape if rank not in barrier.arrivals)
+            missing = (
+                process_to_name(rank, self.owners.get(rank), self._roster)
+                for rank in barrier.shape
+                if rank not in barrier.arrivals
+            )
             left = max(0.0, barrier.reports_at - now.monotonic)
             effects.probes.append(ProbeRequest(self.run_id, observations.select_probe_targets(missing), left))
         if now.monotonic >= barrier.reports_at:
@@ -593,19 +377,19 @@ class Group:
         effects: Effects,
         suspect: int | None = None,
     ) -> Decision:
-        """The only place where a barrier gets its outcome; ``suspect`` is the rank to look at first."""
+        """Give the open barrier its outcome; no other place does. ``suspect`` is the rank to check first."""
         barrier = self.open
         assert barrier is not None
         assert barrier.sequence == self.next_sequence
         self.open = None
-        self._count_bytes(-barrier.payload_bytes)
+        self._history.count_bytes(-barrier.payload_bytes)
         self.next_sequence += 1
         released = outcome is Outcome.RELEASED
         missing = () if released else tuple(self.missing(barrier, now, barrier.shape))
         if suspect is None and missing:
             suspect = missing[0].rank
         required = barrier.shape.size
-        # Not the number of arrivals: one who disagrees may be a rank that the shape does not know.
+        # Not the number of arrivals: a rank that disagrees may not be in the shape.
         arrived = required - len(missing)
         decision = Decision(
             run_id=self.run_id,
@@ -633,13 +417,14 @@ class Group:
             skew=barrier.last_arrival_at - barrier.opened_at,
             last_arrival_rank=barrier.last_arrival_rank,
         )
-        self._keep(decision)
+        self._history.add(decision)
         effects.records.append(decision)
         effects.decisions.append(decision)
-        self._trim_former_decisions(required, effects)
-        told = audience(barrier.arrivals.values())
-        if told:
-            effects.deliveries.append(Delivery(told, decision))
+        # Keep no more decisions from before the last reset than ranks may have missed since then.
+        self._history.trim(self._limits.unheard_decisions(required), self._unheard_from, effects)
+        receivers = audience(barrier.arrivals.values())
+        if receivers:
+            effects.deliveries.append(Delivery(receivers, decision))
         if released:
             self._released(barrier, effects)
         if barrier.reports:
@@ -648,85 +433,29 @@ class Group:
 
     def _released(self, barrier: OpenBarrier, effects: Effects) -> None:
         kept_from, self._last_release = self._kept_from, barrier.sequence
-        self._trim_heard(kept_from, barrier.sequence, effects)
-        self._forget_former(effects)
+        self._history.trim_heard(kept_from, barrier.sequence, self.next_sequence, effects)
+        self._owners.forget_former(effects)
         if len(self.owners) == len(barrier.arrivals):
             return
         for rank, owner in self.owners.items():
             if rank not in barrier.arrivals:
-                # Not needed, and not there: it must not hear of this release as if it had arrived.
+                # The barrier did not need this rank, so it must not hear the release as if it had arrived.
                 owner.start = barrier.sequence + 1
-                self._record_owner(owner, effects)
+                self._owners.record(owner, self.first_sequence, effects)
 
-    @property
-    def _kept_from(self) -> int:
-        """No rank, and nobody of an earlier life, needs a decision before this one."""
-        return self.first_sequence if self._last_release is None else self._last_release
-
-    @property
-    def _unheard_from(self) -> int:
-        """No rank of this life needs a decision before this one."""
-        return max(self.first_sequence, self._kept_from, self._oldest)
-
-    @property
-    def _oldest(self) -> int:
-        """The first decision that is kept."""
-        return next(iter(self.decisions), self.next_sequence)
-
-    def _trim_heard(self, start: int, sequence: int, effects: Effects) -> None:
-        """Every rank has heard the decisions from ``start`` to ``sequence``: keep a few, for people.
-
-        One with payloads is forgotten at once, for they may be large.
-        """
-        for heard in range(start, sequence):
-            decision = self.decisions.get(heard)
-            if decision is not None and decision.payloads and heard != self.next_sequence - 1:
-                self._forget(heard, effects)
-        most = self._limits.history(max((one.required for one in self.decisions.values()), default=1))
-        # The last decision is kept in any case: it tells a restarted coordinator what comes next.
-        self._trim(most, sequence - 1, effects)
-
-    def _trim_former_decisions(self, ranks: int, effects: Effects) -> None:
-        """Keep no more decisions of earlier lives than one life may have that is not heard.
-
-        A process of theirs that comes back later than that is told to join again.
-        """
-        self._trim(self._limits.unheard_decisions(ranks), self._unheard_from, effects)
-
-    def _trim_before(self, sequence: int, effects: Effects) -> None:
-        """Every rank has heard the decisions before ``sequence``: keep a few, for people."""
-        if sequence <= self._unheard_from:
-            return
-        most = self._limits.unheard_decisions(max(one.required for one in self.decisions.values())) // 2
-        self._trim(max(1, most), sequence, effects)
-
-    def _trim(self, most: int, before: int, effects: Effects) -> None:
-        """Forget the oldest decisions before sequence ``before`` while more than ``most`` are kept."""
-        while len(self.decisions) > most and self._oldest < before:
-            self._forget(self._oldest, effects)
-
-    def _keep(self, decision: Decision) -> None:
-        self.decisions[decision.sequence] = decision
-        self._count_bytes(_payload_bytes(decision))
-
-    def _forget(self, sequence: int, effects: Effects) -> None:
-        self._count_bytes(-_payload_bytes(self.decisions.pop(sequence)))
-        effects.records.append(ForgetDecision(self.run_id, self.prefix, sequence))
-
-    def _count_bytes(self, more: int) -> None:
-        """Count bytes of payloads that come (or go, if ``more`` is negative)."""
-        self._payload_bytes_held += more
-        self._gathered.bytes += more
-
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ reporting
 
     def missing(self, barrier: OpenBarrier, now: Instant, ranks: Iterable[int]) -> list[MissingRank]:
-        """Those of ``ranks`` that have not arrived, with the reason for each."""
+        """Return each of ``ranks`` that has not arrived, with the reason."""
         arrivals = barrier.arrivals
-        return [self._missing_rank(r, now.monotonic) for r in ranks if r not in arrivals]
+        return [
+            missing_rank(rank, self.owners.get(rank), self._roster, now.monotonic)
+            for rank in ranks
+            if rank not in arrivals
+        ]
 
     def progress(self, barrier: OpenBarrier, now: Instant) -> Progress:
-        """How the open barrier stands."""
+        """Return how many ranks have arrived at the open barrier, and which are missing."""
         missing = tuple(self.missing(barrier, now, barrier.shape))
         arrived, required = len(barrier.arrivals), barrier.shape.size
         name = report.barrier_name(self.run_id, self.prefix, barrier.sequence)
@@ -734,46 +463,12 @@ class Group:
         message = report.progress(name, waited, arrived, required, missing)
         return Progress(self.prefix, barrier.sequence, arrived, required, missing, message)
 
-    def _process_of(self, rank: int) -> Process | None:
-        """The process to name for a rank: who speaks for it, or may take its place, or its newest."""
-        owner = self.owners.get(rank)
-        if owner is None:
-            return self._roster.newest(rank)
-        successor = self._roster.successor(owner.process) if owner.process.state.gone else None
-        return successor or owner.process
-
-    def _missing_rank(self, rank: int, now: float) -> MissingRank:
-        process = self._process_of(rank)
-        if process is None:
-            return MissingRank(rank, MissingState.NEVER_JOINED)
-        owner = self.owners.get(rank)
-        speaks = owner is not None and owner.process is process
-        last = owner.last if owner is not None and speaks else None
-        match process.state:
-            case MemberState.CONNECTED | MemberState.IDLE:
-                state, gone_for = MissingState.NOT_ARRIVED, 0.0
-            case MemberState.LEFT:
-                state, gone_for = MissingState.LEFT, now - process.since
-            case MemberState.EVICTED:
-                state, gone_for = MissingState.EVICTED, now - process.since
-            case MemberState.DISCONNECTED | MemberState.LOST:
-                state, gone_for = MissingState.CONNECTION_LOST, now - process.since
-        doing = observations.recent_activity(process, now)
-        return MissingRank(rank, state, process.host, process.pid, gone_for, last, doing)
-
-    # ------------------------------------------------------------------ refusing
+    # ------------------------------------------------------------------ checking
 
     def _check_arrival(self, process: Process | str, sequence: int, upcoming: int, arrival: Arrival) -> None:
-        """Refuse an arrival ahead of the next barrier, or with a payload too large, before one opens."""
+        """Refuse an arrival after the next barrier, or with too large a payload, before a barrier opens."""
         if sequence > upcoming:
-            raise Refusal(
-                Reason.SEQUENCE_AHEAD,
-                f'{process} arrived at #{sequence} of group "{self.prefix}", whose next barrier is '
-                f"#{upcoming}. Either the process did not take its sequence from the coordinator, or the run "
-                "was forgotten, or the coordinator lost its state (memory: storage does not survive a "
-                "restart): start the run as a new generation.",
-                next_sequence=upcoming,
-            )
+            raise refusals.sequence_ahead(self.prefix, process, sequence, upcoming)
         size, most = len(arrival.payload), self._limits.max_payload_bytes
         if size > most:
             raise limit_exceeded(
@@ -781,98 +476,3 @@ class Group:
                 most,
                 f'{process} sent {size:,} bytes with its arrival at "{self.prefix}" #{upcoming}',
             )
-
-    def _payload_overflow(self, barrier: OpenBarrier) -> Refusal | None:
-        """Return why the barrier must fail for all ranks, if its payloads are too much with the last one.
-
-        A payload above ``max_payload_bytes`` is its rank's own mistake, and the coordinator refuses that
-        arrival alone. The other two bounds depend on the payloads of others. If the coordinator refused one
-        arrival, the other ranks would wait for it until the timeout. The refused rank would keep its
-        sequence, and its next arrival, meant for a later barrier, would complete this one. A decision ends
-        the sequence for all, by invariant 4 (ranks stay in step after a failure), and frees the payloads.
-        """
-        limits = self._limits
-        name = f'"{self.prefix}" #{barrier.sequence}'
-        if barrier.payload_bytes > limits.max_gather_bytes:
-            return limit_exceeded(
-                "max_gather_bytes",
-                limits.max_gather_bytes,
-                f"the payloads of {name} come to {barrier.payload_bytes:,} bytes with those of "
-                f"{len(barrier.arrivals)} of {barrier.shape.size} ranks",
-            )
-        if self._gathered.bytes > limits.max_total_gather_bytes:
-            return limit_exceeded(
-                "max_total_gather_bytes",
-                limits.max_total_gather_bytes,
-                f"the payloads of all runs come to {self._gathered.bytes:,} bytes with this one for {name}",
-            )
-        return None
-
-    def _not_the_owner(self, process: Process, owner: RankOwner | None) -> Refusal:
-        if owner is not None and owner.process.ordinal > process.ordinal:
-            return self._superseded(process, owner.process)
-        return Refusal(
-            Reason.NOT_JOINED,
-            f'{process} arrived at group "{self.prefix}" of run {self.run_id} without having joined '
-            "it. Send JoinGroup first.",
-        )
-
-    def _superseded(self, older: Process, newer: Process | RankOwnerRecord) -> Refusal:
-        name = report.process_name(newer.rank, newer.host, newer.pid)
-        return Refusal(
-            Reason.SUPERSEDED,
-            f'{older} no longer speaks for its rank in group "{self.prefix}" of run {self.run_id}: '
-            f"{name} said hello later. End one of the two.",
-            newer_host=newer.host,
-            newer_pid=newer.pid,
-        )
-
-    def _record_owner(self, owner: RankOwner, effects: Effects) -> None:
-        shape = self._shapes.reference(owner.shape, effects)
-        effects.records.append(self._owner_record(owner, shape))
-
-    def _owner_record(self, owner: RankOwner, shape: Shape | int) -> RankOwnerRecord:
-        process = owner.process
-        state = process.state
-        if not state.gone:
-            state = MemberState.IDLE if process.unary else MemberState.DISCONNECTED
-        return RankOwnerRecord(
-            run_id=self.run_id,
-            prefix=self.prefix,
-            rank=process.rank,
-            incarnation=process.incarnation,
-            ordinal=process.ordinal,
-            host=process.host,
-            pid=process.pid,
-            start_sequence=owner.start,
-            shape=shape,
-            state=state,
-            lineage=process.lineage,
-            life=self.first_sequence,
-        )
-
-
-def _payload_bytes(decision: Decision) -> int:
-    return sum(len(payload) for _, payload in decision.payloads)
-
-
-def _shape_text(shape: Shape) -> str:
-    if not shape.participants:
-        return f"world size {shape.world_size}"
-    return f"participants {report.ranges(shape.participants)} of world size {shape.world_size}"
-
-
-def _disagreement(one: RankOwner, other: RankOwner) -> str:
-    names = str(one.process), str(other.process)
-    if one.shape.world_size != other.shape.world_size:
-        sizes = str(one.shape.world_size), str(other.shape.world_size)
-        return report.mismatched("world size", names[0], sizes[0], names[1], sizes[1])
-    lists = [report.ranges(s.shape) for s in (one, other)]
-    return report.mismatched("participants", names[0], lists[0], names[1], lists[1])
-
-
-def _cut(text: str, limit: int) -> str:
-    data = text.encode("utf-8", "replace")
-    if len(data) <= limit:
-        return text
-    return data[:limit].decode("utf-8", "ignore") + f" … (cut at {limit:,} bytes)"

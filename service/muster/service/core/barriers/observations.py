@@ -1,6 +1,6 @@
-"""What people are told of the missing: whom to ask what they are doing, and how long the answer is of use.
+"""What missing ranks are doing: which processes to probe, and how long an answer is shown.
 
-It informs people and never a decision: nothing here is looked at when a barrier is decided.
+It informs people and decides nothing: no decision reads an observation.
 """
 
 from collections import deque
@@ -14,22 +14,22 @@ from muster.service.core.vocabulary.model import MemberState, Observation
 from muster.service.core.vocabulary.report import printable
 
 PROBE_LEAD = 2.0
-"""Seconds before people are told of the missing that these are asked; a process has as long to answer."""
+"""Seconds between a probe and the report that shows the answers."""
 OBSERVATION_TTL = 10.0
-"""Seconds for which an answer is told. What a process did before that may be long over."""
+"""Seconds for which reports show an observation. After that it is outdated."""
 MAX_PROBE_TARGETS = 64
-"""So many of a barrier's missing are asked."""
+"""Largest number of processes that one probe asks."""
 MAX_OBSERVATION_LENGTH = 240
-"""Characters of a line about one process."""
+"""Characters of one observation; the rest is cut."""
 
 
 def probe_lead(timeout: float) -> float:
-    """How many seconds before people are told of a barrier's missing these are asked."""
+    """Return how many seconds before a report its missing ranks are probed."""
     return min(PROBE_LEAD, timeout / 4)
 
 
 def select_probe_targets(processes: Iterable[Process | None]) -> tuple[ProbeTarget, ...]:
-    """Those who can be asked; no more than a bounded number, of all hosts in turn."""
+    """Select the connected processes, up to ``MAX_PROBE_TARGETS``, from each host in turn."""
     by_host: dict[str, deque[Process]] = {}
     for process in processes:
         if process is not None and process.state is MemberState.CONNECTED and not process.unary:
@@ -44,7 +44,7 @@ def select_probe_targets(processes: Iterable[Process | None]) -> tuple[ProbeTarg
 
 
 def probe_target(process: Process) -> ProbeTarget:
-    """A process as one to ask; over a unary call none can be."""
+    """Return a process as a target. A process of unary calls has no session and cannot be asked."""
     session = None if process.unary else process.session
     return ProbeTarget(
         session, process.rank, process.incarnation, process.host, process.pid, bool(process.relay)
@@ -52,7 +52,7 @@ def probe_target(process: Process) -> ProbeTarget:
 
 
 def record_observations(roster: Roster, event: ProbeResults, now: float) -> None:
-    """Keep what processes were seen doing, for as long as it is of use."""
+    """Keep what each process was observed doing."""
     for one in event.results:
         process = roster.find(one.rank, one.incarnation)
         if process is not None:
@@ -63,7 +63,7 @@ def record_observations(roster: Roster, event: ProbeResults, now: float) -> None
 
 
 def recent_activity(process: Process, now: float) -> str:
-    """What a process that is there was seen doing just before; empty if nobody has looked."""
+    """Return what a connected process was recently observed doing; empty if that is unknown."""
     observation = process.observation
     fresh = (
         observation is not None

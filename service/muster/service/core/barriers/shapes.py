@@ -1,4 +1,4 @@
-"""The shapes of a group: one object, and one record, for all the ranks that bring the same."""
+"""The shapes of a group: one object and one record for all ranks that bring the same shape."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from muster.service.core.vocabulary.model import Shape
 class _Entry:
     shape: Shape
     number: int = 0
-    """Of its record; 0: it has none."""
+    """The number of its record; 0: it has no record."""
     owners: int = 0
     """Ranks whose process brought it."""
     living: int = 0
-    """Those of them that live."""
+    """How many of these processes are living."""
 
 
 class Shapes:
@@ -45,7 +45,7 @@ class Shapes:
         return self._bound > 0
 
     def restore(self, record: ShapeRecord) -> None:
-        """Take back a shape from storage, before its owners."""
+        """Restore a shape, before its owners."""
         entry = self._entries.setdefault(record.shape, _Entry(record.shape))
         entry.number = record.number
         self._by_number[record.number] = entry

@@ -1,4 +1,4 @@
-"""One life of a process that speaks for a rank."""
+"""A process of a rank: its identity and its state."""
 
 import math
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from muster.service.core.vocabulary.events import SessionId
 from muster.service.core.vocabulary.model import Decision, MemberState, Observation, Step
 
 SUCCESSION_WINDOW = 60.0
-"""Seconds after its first hello, or that of an older process of its rank that comes back from an earlier
-life, in which a process may take over the groups of a dead process of its rank. One that has taken over none
-by then is a helper: nobody waits for it in place of the dead one."""
+"""Seconds in which a new process may take over the groups of a dead process of its rank. The time starts at
+its first hello, and again when an older process of its rank comes back. A process that has taken over no
+group by then is a helper, and barriers do not wait for it in place of the dead process."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
-    """An incarnation: who it is, and how it stands."""
+    """One incarnation of a process."""
 
     run_id: str
     rank: int
@@ -29,38 +29,37 @@ class Process:
     pid: int
     generation: int
     unary: bool
-    """It arrives by unary calls, so the end of a call is not the end of its life."""
+    """It arrives by unary calls, so the end of a call does not end it."""
     session: SessionId | None
     state: MemberState
     since: float
-    """When it came to stand so, on the monotonic clock."""
+    """When it entered its state, on the monotonic clock."""
     relay: str = ""
-    """Whose line its session is, or was last; empty: a stream of its own."""
+    """The relay of its session, or of its last one; empty: a stream of its own."""
     node_rank: int | None = None
-    """The rank of its node in its round, as it said."""
+    """The rank of its node in its round, as it reported it."""
     last_seen: float = -math.inf
-    """When it was there for certain, on the monotonic clock: at its last hello, or its goodbye. A loss is
-    noticed late, and an eviction is another's word. -inf if it was gone before a restart."""
+    """When it certainly existed, on the monotonic clock: at its last hello, or its goodbye. The coordinator
+    notices a loss late, so that does not count. -inf if it was gone before a restart."""
     lineage: int
-    """The lowest ordinal among the processes of its rank that took over groups from one another. They share
-    it."""
+    """Shared by the processes of its rank that took over groups from one another: their lowest ordinal."""
     past: bool = False
-    """It may be of a life of the job that is over: it is known, and its rank is waited for all the same."""
+    """It may belong to an earlier start of the job. It stays known, and barriers still wait for its rank."""
     successor_until: float | None = None
-    """Until when it may take over the groups of any dead process of its rank, on the monotonic clock; None:
-    no more, or its rank had no other process at its first hello."""
+    """Until when it may take over the groups of any dead process of its rank, on the monotonic clock. None:
+    no longer, or its rank had no other process at its first hello."""
     prefixes: set[str] = field(default_factory=set)
-    """The groups that it speaks in."""
+    """The groups in which it owns its rank."""
     observation: Observation | None = None
-    """What it was last seen doing."""
+    """What it was last observed doing."""
     step: Step | None = None
-    """The training step that it is at, if it tells that."""
+    """The training step that it last reported."""
 
     def __str__(self) -> str:
         return report.process_name(self.rank, self.host, self.pid)
 
     def connect(self, session: SessionId, now: float, relay: str = "") -> None:
-        """It holds a session again, perhaps through a relay."""
+        """Connect it to a session, perhaps through a relay."""
         self.session = session
         self.relay = relay
         self.state = MemberState.CONNECTED
@@ -68,45 +67,45 @@ class Process:
         self.since = self.last_seen = now
 
     def disconnect(self, now: float) -> None:
-        """Its session broke; it has the session TTL to come back."""
+        """Record that its session broke; it has the session TTL to come back."""
         self.session = None
         self.state = MemberState.DISCONNECTED
         self.since = now
 
     def expire(self) -> None:
-        """It did not come back in time. ``since`` stays: the connection was lost then."""
+        """Record that it did not come back in time. ``since`` stays the time of the loss."""
         self.state = MemberState.IDLE if self.unary else MemberState.LOST
 
     def evict(self, now: float) -> None:
-        """It was sent away."""
+        """Record that it was evicted."""
         self.session = None
         self.state = MemberState.EVICTED
         self.since = now
 
     def leave(self, now: float) -> None:
-        """It said goodbye."""
+        """Record that it said goodbye."""
         self.session = None
         self.state = MemberState.LEFT
         self.since = self.last_seen = now
 
 
 def audience(processes: Iterable[Process]) -> dict[SessionId, AbstractSet[int]]:
-    """The sessions of those who are connected, each once: a relay's with the ranks of those who are named."""
+    """Return the sessions of connected processes, each once. A relay's session comes with the ranks."""
     sessions: dict[SessionId, AbstractSet[int]] = {}
-    lines: dict[SessionId, set[int]] = {}
+    relayed: dict[SessionId, set[int]] = {}
     for process in processes:
         if process.session is None:
             continue
         if process.relay:
-            lines.setdefault(process.session, set()).add(process.rank)
+            relayed.setdefault(process.session, set()).add(process.rank)
         else:
             sessions[process.session] = NO_RANKS
-    sessions.update(lines)
+    sessions.update(relayed)
     return sessions
 
 
 def answer(process: Process, decision: Decision, effects: Effects) -> None:
-    """Tell a decision to one who asks for it; once to a relay that asks for several of its ranks."""
+    """Send a decision to a process that asks for it. A relay that asks for several ranks gets it once."""
     assert process.session is not None
     if effects.deliveries and effects.deliveries[-1].message is decision:
         ranks = effects.deliveries[-1].audience.get(process.session)

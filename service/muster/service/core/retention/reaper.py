@@ -1,4 +1,4 @@
-"""How runs go: those that nobody uses in their time, and the one that an operator names at once."""
+"""How runs are removed: unused ones after their retention time, and others on an operator's request."""
 
 import math
 
@@ -17,12 +17,12 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 
 class RunReaper:
-    """Looks at the runs in their time, and removes them.
+    """Reviews runs when they may be due, and removes them.
 
     Args:
         runs: all of the coordinator's, by id.
-        retention: how long runs are kept that nobody uses.
-        coming_back: seconds that whoever used a run may take to come back after a start.
+        retention: how long unused runs are kept.
+        coming_back: seconds that processes may take to reconnect after a restart.
     """
 
     def __init__(self, runs: dict[str, Run], retention: Retention, reconnect_time: float) -> None:
@@ -30,34 +30,34 @@ class RunReaper:
         self._reconnect_time = reconnect_time
         self._retention = retention
         self._reviews: Timers[Run] = Timers()
-        """When to see whether a run is to be forgotten."""
+        """When to review each run."""
         self._next_review_at = -math.inf
-        """They pause until then."""
+        """No review before this time."""
         self._serving_since = -math.inf
-        """When the coordinator began to serve."""
+        """When the coordinator started to serve."""
         self._restored: set[Run] = set()
-        """The runs of that state."""
+        """The runs that it restored then."""
 
     def restore(self, now: Instant) -> None:
-        """The runs were taken back: look at each in its time."""
+        """Plan the review of each restored run."""
         self._restored = set(self._runs.values())
         for run in self._runs.values():
-            # What an older version kept is looked at soon, so that its time is written down.
+            # A record of an older version lacks the time of the last use, so write it soon.
             self._reviews.arm(
                 run, self._retention.due(run) if run.recorded_use is not None else now.monotonic
             )
 
     def serve(self, now: Instant) -> None:
-        """Callers can come back from now on."""
+        """Start to serve: callers can reconnect from now on."""
         self._serving_since = now.monotonic
 
     def next_time(self) -> float | None:
-        """When there may be a run to look at, on the monotonic clock."""
+        """Return the time of the next review, on the monotonic clock."""
         review = self._reviews.next_time()
         return None if review is None else max(review, self._next_review_at)
 
     def mark_used(self, run: Run | None, now: Instant, effects: Effects) -> None:
-        """Someone did something with a run, or left it: the time begins anew until it is forgotten."""
+        """Restart the retention time of a run, because it was used."""
         if run is None or self._runs.get(run.run_id) is not run:
             return
         run.last_used = now
@@ -66,12 +66,12 @@ class RunReaper:
         self.review_in_time(run)
 
     def review_in_time(self, run: Run | None) -> None:
-        """See to it that a run is looked at when its time may be over."""
+        """Plan the review of a run for the end of its retention time."""
         if run is not None:
             self._reviews.arm(run, self._retention.due(run))
 
     def review(self, now: Instant, effects: Effects) -> None:
-        """Forget the runs whose time is over, so many at once."""
+        """Remove runs after their retention time, at most ``MAX_RUNS_PER_REVIEW`` in one step."""
         if now.monotonic < self._next_review_at:
             return
         runs = self._reviews.pop_due(now.monotonic, MAX_RUNS_PER_REVIEW)
@@ -85,25 +85,25 @@ class RunReaper:
             elif not run.in_use:
                 kept = self._retention.of(run)
                 self.forget(run, effects, report.run_forgotten(run.run_id, run.closed is not None, kept))
-            # Whoever uses the run has it looked at again at the end of that.
+            # A run in use is reviewed again when that use ends.
 
     def find_reclaimable(self, now: Instant) -> Run | None:
-        """The closed run that has been out of use for longest; a new one may take its place."""
+        """Return the closed run that was unused for longest; a new run may take its place."""
         finished = (run for run in self._runs.values() if self.is_reclaimable(run, now))
         return min(finished, key=lambda run: run.last_used.monotonic, default=None)
 
     def is_reclaimable(self, run: Run, now: Instant) -> bool:
-        """Whether a run is closed, not kept for ever, and whoever may come back to it had the time.
+        """Whether a new run may take the place of this one.
 
-        Who calls now and then uses the run all the same, and after a start of the coordinator nobody is
-        connected yet.
+        The run is closed and has a retention time. It was unused for ``USE_RECORD_INTERVAL``, so that clients
+        could reconnect after a restart, and clients that call now and then did call.
         """
         unused = now.monotonic - max(run.last_used.monotonic, self._serving_since)
         spare = run.closed is not None and self._retention.closed > 0 and unused >= USE_RECORD_INTERVAL
         return spare and not run.in_use
 
     def check_unused(self, run: Run, now: Instant) -> None:
-        """Refuse to remove a run that someone uses, or may use: after a start nobody is connected yet.
+        """Refuse to remove a run that is in use, or may be: after a restart, clients need time to reconnect.
 
         Raises:
             Refusal: RUN_IN_USE.
@@ -125,11 +125,11 @@ class RunReaper:
             )
 
     def forget(self, run: Run, effects: Effects, message: str) -> None:
-        """Remove a run with all that is kept of it, so that its id is free.
+        """Remove a run and all its records, so that its id is free.
 
         Args:
             run: the run.
-            effects: is added to.
+            effects: receives the deletion.
             message: why, for the log.
         """
         run.end()
@@ -142,7 +142,7 @@ class RunReaper:
 
 
 def forgotten(run: Run) -> Refusal:
-    """What those hear who are connected to a run that an operator has forgotten."""
+    """Return the refusal for clients of a run that an operator removed."""
     return Refusal(
         Reason.RUN_FORGOTTEN,
         f"{report.forgotten_on_demand(run.run_id)}. Nothing of it is kept, and what waits for it will not be "

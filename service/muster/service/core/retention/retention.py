@@ -1,4 +1,4 @@
-"""When a run that nobody uses is forgotten."""
+"""How long an unused run is kept."""
 
 import math
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from muster.service.core.run import Run
 from muster.service.core.vocabulary.model import Instant
 
 USE_RECORD_INTERVAL = 600.0
-"""Seconds of its idle time that a run may gain or lose by a restart: its last activity is written down when
-the one that is on disk is older than that. It is also what everyone has to come back after a restart."""
+"""Seconds between two records of a run's last use. A restart shifts its idle time by no more than that.
+Clients also have this long to come back after a restart."""
 MAX_RUNS_PER_REVIEW = 100
-"""Runs that one step looks at, so that forgetting many does not keep others waiting."""
+"""Runs that one step reviews, so that the removal of many runs does not delay other events."""
 REVIEW_PAUSE = 0.05
-"""Seconds until the next of those steps, so that a commit has not many of them to carry out."""
+"""Seconds between two such steps, so that one commit does not hold many removals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """For how many seconds a run is kept that nobody uses; 0 keeps it for ever."""
+    """Seconds for which an unused run is kept; 0 keeps it for ever."""
 
     closed: float = 86_400.0
     """A closed run."""
@@ -25,11 +25,11 @@ class Retention:
     """Any other."""
 
     def of(self, run: Run) -> float:
-        """For how many seconds this run is kept."""
+        """Return the retention time of this run, in seconds."""
         return self.closed if run.closed is not None else self.idle
 
     def due(self, run: Run) -> float:
-        """When the run is forgotten if nobody uses it until then, on the monotonic clock."""
+        """Return when the run is removed if it stays unused, on the monotonic clock."""
         return run.last_used.monotonic + (self.of(run) or math.inf)
 
     def restore(self, run: Run, active_at: float, now: Instant) -> None:

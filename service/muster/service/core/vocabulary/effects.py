@@ -1,4 +1,4 @@
-"""What the driver must do after a step: first persist the records, then deliver the messages."""
+"""What the driver must do after a step: persist the records first, then deliver the messages."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -30,19 +30,19 @@ class RunRecord:
     generation: int
     closed: Closed | None = None
     active_at: float | None = None
-    """About when it was last used, in seconds since 1970; None if an older version kept it."""
+    """About when it was last used, in seconds since 1970; None in records of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetRun:
-    """Nothing of a run is needed any more: neither its own record nor any other that names it."""
+    """Deletes all records of a run."""
 
     run_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionRecord:
-    """Up to which ordinal the processes of a rank are refused, in one generation."""
+    """Processes of a rank up to this ordinal are refused, in one generation."""
 
     run_id: str
     rank: int
@@ -76,7 +76,7 @@ class ParticipantRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRound:
-    """A round's record is not needed any more."""
+    """Deletes the record of a round."""
 
     run_id: str
     round: int
@@ -84,7 +84,7 @@ class ForgetRound:
 
 @dataclass(frozen=True, slots=True)
 class ForgetParticipant:
-    """A node is in the complete round no more."""
+    """Deletes the record of a node that is no longer in the complete round."""
 
     run_id: str
     incarnation: str
@@ -92,7 +92,7 @@ class ForgetParticipant:
 
 @dataclass(frozen=True, slots=True)
 class SaveRecord:
-    """The newest save that was asked for of a run."""
+    """The newest requested save of a run."""
 
     run_id: str
     save: Save
@@ -108,7 +108,7 @@ class CheckpointsRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The durable part of a group; its decisions are records of their own."""
+    """The durable part of a group. Its decisions are records of their own."""
 
     run_id: str
     prefix: str
@@ -118,7 +118,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankOwnerRecord:
-    """Which process speaks for a rank in a group, and from which sequence on."""
+    """The process that owns a rank in a group, and its first sequence."""
 
     run_id: str
     prefix: str
@@ -129,30 +129,30 @@ class RankOwnerRecord:
     pid: int
     start_sequence: int
     shape: Shape | int
-    """Or the number of the group's :class:`ShapeRecord`, which all ranks that bring this shape share."""
+    """Or the number of its :class:`ShapeRecord`, which all ranks with this shape share."""
     state: MemberState
-    """As it last mattered: unless it is gone, IDLE for one that arrives by unary calls, else DISCONNECTED."""
+    """If it is gone: its state. Otherwise IDLE for a process of unary calls, and DISCONNECTED for others."""
     lineage: int
-    """As that of :class:`~muster.service.core.membership.process.Process`."""
+    """The lineage of its :class:`~muster.service.core.membership.process.Process`."""
     life: int | None = None
-    """The first sequence of the life of the group that it joined. If the group began another since, it
-    arrived at the newest release, and may not have heard it. None: the group's newest, as before 0.2.0."""
+    """The first sequence of the membership that it joined. If the group was reset since, it arrived at the
+    newest release and may not have heard it. None, as before 0.2.0: it joined the current membership."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeRecord:
-    """A shape that ranks of a group brought, once for all of them."""
+    """A shape that ranks of a group brought; one record for all of them."""
 
     run_id: str
     prefix: str
     number: int
-    """Names it in the records of its speakers; from 1."""
+    """The number by which owners' records refer to it, from 1."""
     shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetShape:
-    """A shape's record is not needed any more."""
+    """Deletes the record of a shape."""
 
     run_id: str
     prefix: str
@@ -161,7 +161,7 @@ class ForgetShape:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRankOwner:
-    """A speaker's record is not needed any more."""
+    """Deletes the record of a rank's owner."""
 
     run_id: str
     prefix: str
@@ -170,7 +170,7 @@ class ForgetRankOwner:
 
 @dataclass(frozen=True, slots=True)
 class ForgetDecision:
-    """A decision's record is not needed any more."""
+    """Deletes the record of a decision."""
 
     run_id: str
     prefix: str
@@ -188,7 +188,7 @@ class StoreKeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForgetStoreKey:
-    """A key was removed from a run's store."""
+    """Deletes the record of a key."""
 
     run_id: str
     key: str
@@ -196,19 +196,19 @@ class ForgetStoreKey:
 
 @dataclass(frozen=True, slots=True)
 class StoreOperationRecord:
-    """The last change of a store's client, which must not be carried out twice, and its answer."""
+    """The last change of a store's client and its answer, so that it is carried out once."""
 
     run_id: str
     client: str
     number: int
     answer: Changed
     order: int = 0
-    """The number of this change in the run. At the bound, the client with the lowest number is forgotten."""
+    """The number of this change in the run. At the bound, the client with the lowest number goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetStoreOperation:
-    """A store's client is not remembered any more."""
+    """Deletes the record of a store's client."""
 
     run_id: str
     client: str
@@ -252,7 +252,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What became of one process of an Enter."""
+    """The result for one process of an Enter."""
 
     ordinal: int = 0
     refusal: Refusal | None = None
@@ -286,7 +286,7 @@ class GroupJoined:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Half of a barrier's timeout has gone."""
+    """Tells waiting ranks which ranks are missing."""
 
     prefix: str
     sequence: int
@@ -304,10 +304,10 @@ class Refused:
     prefix: str = ""
     sequence: int | None = None
     rank: int | None = None
-    """Which rank of the request, since one may speak for several. Without a prefix: its process is sent away
-    from a relay's line, which goes on."""
+    """The rank of the request that was refused. Without a prefix, its process is removed from a relay's
+    stream, which stays open."""
     final: bool = False
-    """The session is over; nothing more is said on it."""
+    """The session is over; this is its last message."""
 
     def __post_init__(self) -> None:
         self.refusal.forget_origin()
@@ -333,7 +333,7 @@ class RoundComplete:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """Tells the nodes of a complete round how many wait for the next one."""
+    """Tells the nodes of a complete round how many nodes wait for the next one."""
 
     count: int
 
@@ -365,14 +365,14 @@ class RunForgotten:
 
 @dataclass(frozen=True, slots=True)
 class SaveAsked:
-    """All ranks are to save at one step, or, if it was withdrawn, not to."""
+    """Tells all ranks to save at one step, or that this request was withdrawn."""
 
     number: int
     since: int
     """The first barrier of the group whose failure is this request's."""
     stop: bool
     reason: str
-    """Who asked, and why, for people."""
+    """The requester and the reason, for people."""
     withdrawn: bool = False
 
 
@@ -416,20 +416,20 @@ Message: TypeAlias = (
 
 
 NO_RANKS: AbstractSet[int] = frozenset()
-"""A message is for a session as a whole."""
+"""The audience of a message to a whole session."""
 
 
 class Delivery(NamedTuple):
     """One message for every session named."""
 
     audience: Mapping[SessionId, AbstractSet[int]]
-    """Each with the ranks that it concerns; ``NO_RANKS``: they are not told apart."""
+    """Each with the ranks that the message is for; ``NO_RANKS``: the whole session."""
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that an operator may want to read in the log."""
+    """An entry of the log, for operators."""
 
     event: str
     run_id: str
@@ -437,31 +437,31 @@ class Notice:
 
 
 class ProbeTarget(NamedTuple):
-    """A process that is to be asked what it is doing."""
+    """A process to ask what it is doing."""
 
     session: SessionId | None
-    """None: it has none, and cannot be asked."""
+    """None: it has no session and cannot be asked."""
     rank: int
     incarnation: str
     host: str
     pid: int
     relayed: bool
-    """Its session is a relay's line."""
+    """Its session is a relay's stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """People are about to be told of a barrier's missing: ask those who are there what they are doing."""
+    """Asks the connected missing ranks of a barrier what they are doing, before people are told."""
 
     run_id: str
     processes: tuple[ProbeTarget, ...]
     ahead: float
-    """Seconds until people are told."""
+    """Seconds until the report."""
 
 
 @dataclass(slots=True)
 class Effects:
-    """All that one step, or a batch of steps, asks for, in order."""
+    """Everything that one step, or a batch of steps, causes, in order."""
 
     records: list[Record] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
@@ -471,10 +471,10 @@ class Effects:
     """The rounds completed, for log and metrics."""
     notices: list[Notice] = field(default_factory=list)
     probes: list[ProbeRequest] = field(default_factory=list)
-    """Whom to ask, without waiting for them."""
+    """Processes to probe; no step waits for the answers."""
     forgotten: list[str] = field(default_factory=list)
-    """The ids of the runs that are gone, for the metrics."""
+    """Ids of removed runs, for the metrics."""
 
     def send(self, session: SessionId, message: Message, ranks: Iterable[int] = ()) -> None:
-        """Deliver a message to one session, or to these of its ranks."""
+        """Deliver a message to one session, or to some of its ranks."""
         self.deliveries.append(Delivery({session: frozenset(ranks)}, message))

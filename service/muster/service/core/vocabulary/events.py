@@ -18,11 +18,11 @@ class ProcessInfo(NamedTuple):
     host: str
     pid: int
     ordinal: int = 0
-    """What an earlier Welcome gave to this incarnation; 0 at its first hello."""
+    """The ordinal that an earlier Welcome gave to this incarnation; 0 at its first hello."""
     node_rank: int | None = None
     """The rank of its node in its round, for people."""
     age: float = 0.0
-    """Seconds that it had been running when it said hello; 0 if it does not tell."""
+    """Seconds that it had been running when it said hello; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +54,19 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A session says for whom it speaks."""
+    """A session names the processes that it speaks for."""
 
     session: SessionId
     run_id: str
     generation: int
     processes: tuple[ProcessInfo, ...]
     relay: str = ""
-    """Set: it is a relay's line, whose processes enter one by one."""
+    """Set: it is a relay's stream, whose processes enter one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Processes begin to speak on a relay's line."""
+    """A relay adds processes to its stream."""
 
     session: SessionId
     processes: tuple[ProcessInfo, ...]
@@ -74,12 +74,12 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Processes speak on a relay's line no more."""
+    """A relay removes processes from its stream."""
 
     session: SessionId
     ranks: tuple[int, ...]
     goodbye: str | None = None
-    """Why they left for good, for the log; None: their connection to the relay was lost."""
+    """Why they left on purpose, for the log; None: they lost their connection to the relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +105,16 @@ class Arrive(NamedTuple):
     """Seconds."""
     arrivals: tuple[Arrival, ...]
     progress_after: float = 0.0
-    """Seconds until those who wait are told who is missing: at most, and for 0, half of the timeout."""
+    """Seconds until waiting ranks learn which ranks are missing: at most, and for 0, half of the timeout."""
     waited: float = 0.0
-    """Seconds since it was first sent, perhaps to a coordinator before this one; 0 when first sent."""
+    """Seconds since it was first sent, perhaps to an earlier coordinator; 0 when first sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArriveOnce:
     """A unary call says hello, joins a group and arrives, all at once or not at all.
 
-    The end of the call says nothing about the life of the caller.
+    The end of the call does not mean the end of the process.
     """
 
     session: SessionId
@@ -133,7 +133,7 @@ class ArriveOnce:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Processes of a session say how far they have come in their training: for people, and no decision."""
+    """Processes of a session report their training steps. They inform people and decide nothing."""
 
     session: SessionId
     steps: tuple[tuple[int, int], ...]
@@ -158,7 +158,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Someone outside the run ends a group's open barrier; the answer goes to ``session``."""
+    """An operator aborts a group's open barrier; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
@@ -169,23 +169,23 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class JoinRendezvous:
-    """A node asks for a place in a round, or comes back to the one that it has."""
+    """A node asks for a place in a round, or reconnects to the place that it has."""
 
     session: SessionId
     run_id: str
     node: NodeInfo
     attempt: int
-    """How often it has asked for a new round, from 1; the same number comes back to the same place."""
+    """How often it has asked for a new round, from 1. A repeated number means the same place."""
     settings: RendezvousSettings
     round: int | None = None
-    """The round that this attempt was told."""
+    """The round that it has heard for this attempt."""
     waited: float = 0.0
-    """Seconds that this attempt has waited for a round, perhaps with a coordinator before this one."""
+    """Seconds that this attempt has waited for a round, perhaps with an earlier coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveRendezvous:
-    """A node gives its place up; the answer goes to ``session``."""
+    """A node gives up its place; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
@@ -195,7 +195,7 @@ class LeaveRendezvous:
 
 @dataclass(frozen=True, slots=True)
 class CloseRun:
-    """Someone ends the membership of a run for good; the answer goes to ``session``."""
+    """An operator or node closes a run for good; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
@@ -203,12 +203,12 @@ class CloseRun:
     reason: str
     abort_barriers: bool = False
     create: bool = False
-    """Begin the run if there is none, so that nobody can join it later."""
+    """Create an unknown run as a closed one, so that nobody can join it later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Someone sends the processes of a rank away; the answer goes to ``session``."""
+    """An operator evicts the processes of a rank; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
@@ -218,31 +218,31 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Someone removes a run with all that is kept of it; the answer goes to ``session``."""
+    """An operator removes a run and all its records; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
     force: bool = False
-    """Even if someone uses it: their streams, and all that waits, end."""
+    """Remove it even if it is in use; its streams and waiting calls end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSave:
-    """Someone asks all ranks of a run to save at one step; the answer goes to ``session``."""
+    """Asks all ranks of a run to save at one step; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
     stop: bool
-    """Training is to end after it."""
+    """Training ends after the save."""
     by: str
     reason: str
     known: int | None = None
-    """The newest request that whoever asks had heard of; None: it does not say."""
+    """The newest request that the caller had heard of; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSave:
-    """Someone withdraws that; the answer goes to ``session``."""
+    """Withdraws the pending request of a save; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
@@ -251,7 +251,7 @@ class CancelSave:
 
 @dataclass(frozen=True, slots=True)
 class StoreRequest:
-    """A call asks something of a run's store; the answer goes to ``session``."""
+    """A call for an operation on a run's store; the answer goes to ``session``."""
 
     session: SessionId
     run_id: str
@@ -259,7 +259,7 @@ class StoreRequest:
 
 
 class ProbeResult(NamedTuple):
-    """What one process was seen doing."""
+    """What one process was observed doing."""
 
     rank: int
     incarnation: str
@@ -268,7 +268,7 @@ class ProbeResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
-    """Processes of a run were asked what they are doing: for people, and no decision."""
+    """The answers to a :class:`~muster.service.core.vocabulary.effects.ProbeRequest`. They decide nothing."""
 
     run_id: str
     results: tuple[ProbeResult, ...]
@@ -276,7 +276,7 @@ class ProbeResults:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The next deadline has come."""
+    """The next deadline is due."""
 
 
 Event: TypeAlias = (

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 MIN_DECISIONS = 16
-"""Of a group, that are kept however many ranks are missing from each."""
+"""Decisions that a group keeps in any case, however many missing ranks each of them names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much one coordinator holds; past a bound it answers RESOURCE_EXHAUSTED with the field's name."""
+    """The bounds of one coordinator. Beyond a bound it answers RESOURCE_EXHAUSTED with the field's name."""
 
     max_runs: int = 1_000
     max_groups_per_run: int = 256
@@ -18,11 +18,11 @@ class Limits:
     max_relayed_processes: int = 131_072
     """Processes that speak through relays; each costs far less than a stream."""
     max_processes_per_rank: int = 64
-    """Living processes that may speak for one rank at once, each in its own groups."""
+    """Living processes of one rank, each of which may own the rank in other groups."""
     max_name_bytes: int = 256
     """Length of a run id, prefix, host or incarnation, in UTF-8."""
     max_reason_bytes: int = 16_384
-    """Length of a reason, in UTF-8. That of a vote or an abort is cut, not refused."""
+    """Length of a reason, in UTF-8. A longer reason of a vote or an abort is cut, others are refused."""
     max_payload_bytes: int = 1_048_576
     """One rank's payload."""
     max_gather_bytes: int = 4_194_304
@@ -31,37 +31,37 @@ class Limits:
     """The payloads of all runs in memory: of open barriers, and of kept decisions."""
     max_timeout_seconds: float = 30 * 86_400.0
     max_unheard_decisions: int = 1_000
-    """Decisions in a row that some rank may still have to hear, since none of them was a release."""
+    """Decisions in a row without a release, which some rank may still have to hear."""
     max_kept_missing: int = 1_000_000
-    """Missing ranks in all kept decisions of one group: fewer decisions are kept when each is large."""
+    """Missing ranks in all kept decisions of one group. A large group keeps fewer decisions."""
     decision_history: int = 64
-    """Decisions of a group that are kept for people to look at when no rank needs them any more."""
+    """Decisions of a group that are kept for people after every rank has heard them."""
     max_store_keys: int = 262_144
     """Keys in the store of one run."""
     max_store_bytes: int = 67_108_864
-    """All keys and values in the store of one run; and as much again, the answers kept for its clients."""
+    """All keys and values in the store of one run. The answers kept for its clients may have as much."""
     max_total_store_bytes: int = 536_870_912
-    """What the stores of all runs hold in memory: keys, values, kept answers, and calls that wait."""
+    """Memory of the stores of all runs: keys, values, kept answers and waiting calls."""
     max_store_value_bytes: int = 1_048_576
     """One value in a store."""
     max_store_key_bytes: int = 4_096
     """Length of a store's key, in UTF-8."""
     max_store_clients: int = 65_536
-    """Clients of a run's store whose last change is remembered; the one heard least recently is forgotten."""
+    """Clients of a run's store whose last change is kept. Beyond it, the least recent client is forgotten."""
     max_store_waits: int = 65_536
     """Calls that wait for keys of one run."""
 
     def unheard_decisions(self, ranks: int) -> int:
-        """``max_unheard_decisions`` for barriers of so many ranks, each of which may be missing."""
+        """Return ``max_unheard_decisions`` for barriers of ``ranks`` ranks, each of which may be missing."""
         return min(self.max_unheard_decisions, max(MIN_DECISIONS, self.max_kept_missing // ranks))
 
     def history(self, ranks: int) -> int:
-        """``decision_history`` for barriers of so many ranks, each of which may be missing."""
+        """Return ``decision_history`` for barriers of ``ranks`` ranks, each of which may be missing."""
         return min(self.decision_history, max(MIN_DECISIONS, self.max_kept_missing // ranks))
 
 
 @dataclass(slots=True)
 class ByteTotal:
-    """Bytes that all runs hold together, of one bound."""
+    """Bytes of all runs together that count towards one bound."""
 
     bytes: int = 0

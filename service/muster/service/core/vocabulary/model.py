@@ -1,4 +1,4 @@
-"""The words of the core: outcomes, shapes, missing ranks and decisions.
+"""The data types of the core: outcomes, shapes, missing ranks and decisions.
 
 Enum values are the numbers of ``muster.v1``, so that the wire needs no second table.
 """
@@ -16,13 +16,13 @@ class Instant(NamedTuple):
     """One moment, as the driver hands it in."""
 
     monotonic: float
-    """Seconds on a clock that never jumps; all deadlines are on it."""
+    """Seconds on a clock that never jumps. All deadlines are on this clock."""
     wall: float
-    """Seconds since 1970, for people to read; nothing is decided by it."""
+    """Seconds since 1970, for people. It decides nothing."""
 
 
 class Outcome(enum.IntEnum):
-    """What a barrier came to."""
+    """The outcome of a barrier."""
 
     RELEASED = 1
     TIMED_OUT = 2
@@ -42,7 +42,7 @@ class MissingState(enum.IntEnum):
 
 
 class MemberState(enum.IntEnum):
-    """How a process stands."""
+    """The state of a process."""
 
     CONNECTED = 1
     DISCONNECTED = 2
@@ -52,19 +52,19 @@ class MemberState(enum.IntEnum):
     EVICTED = 6
 
     living: bool
-    """Whether it is there, or may still come back to its session."""
+    """Whether it is connected, or may still come back to its session."""
     gone: bool
-    """Whether nobody should wait for it any more."""
+    """Whether barriers must not wait for it."""
 
     def __init__(self, _: int) -> None:
-        # Computed once, since every join asks for both several times.
+        # Computed once, because every join reads both several times.
         self.living = self.name in ("CONNECTED", "DISCONNECTED")
         self.gone = self.name in ("LOST", "LEFT", "EVICTED")
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRank:
-    """One rank that a barrier waits, or waited, for."""
+    """A rank that a barrier waits or waited for."""
 
     rank: int
     state: MissingState
@@ -76,18 +76,18 @@ class MissingRank:
     last_sequence: int | None = None
     """The last sequence of the group that it arrived at."""
     doing: str = ""
-    """What it was seen doing just before, for people; empty if nobody knows."""
+    """What it was recently observed doing, for people; empty if unknown."""
 
 
 class Step(NamedTuple):
-    """A training step that a process has come to, and since when, on the monotonic clock."""
+    """The training step of a process, and when it reached that, on the monotonic clock."""
 
     number: int
     since: float
 
 
 class Observation(NamedTuple):
-    """What a process was seen doing, and when on the monotonic clock."""
+    """What a process was observed doing, and when on the monotonic clock."""
 
     doing: str
     at: float
@@ -95,7 +95,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """How a run was closed: for good, and by the first one who did."""
+    """How a run was closed; the first call counts."""
 
     by: str
     reason: str
@@ -104,7 +104,7 @@ class Closed:
 
 
 class SaveState(enum.IntEnum):
-    """How far a save has come that was asked for; the values are those of the protocol."""
+    """The state of a requested save. The values are those of the protocol."""
 
     ASKED = 1
     AGREED = 2
@@ -113,19 +113,19 @@ class SaveState(enum.IntEnum):
 
     @property
     def stands(self) -> bool:
-        """Whether the ranks are still to do it."""
+        """Whether it is pending: the ranks must still do it."""
         return self in (SaveState.ASKED, SaveState.AGREED)
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A save that was asked for of all ranks of a run."""
+    """A save that all ranks of a run were asked for."""
 
     number: int
     """Counts the requests of the run, from 1."""
     state: SaveState
     stop: bool
-    """Whether training is to end after it."""
+    """Whether training ends after it."""
     by: str
     reason: str
     asked_at: float
@@ -182,7 +182,7 @@ class CheckpointHistory:
     """The saves of a run, as its ranks reported them."""
 
     newest: Checkpoint | None = None
-    """The one that was committed last."""
+    """The checkpoint that was committed last."""
     committed: int = 0
     """Number of commits."""
     intervals: tuple[float, ...] = ()
@@ -197,7 +197,7 @@ class CheckpointHistory:
 
 
 class NodeInfo(NamedTuple):
-    """One life of one agent."""
+    """One incarnation of an agent."""
 
     incarnation: str
     address: str
@@ -222,7 +222,7 @@ class RendezvousSettings:
     join_timeout: float
     """How long the node waits for a round."""
     last_call_timeout: float
-    """How long a round waits for more nodes, once the fewest are there."""
+    """How long a round waits for more nodes after ``min_nodes`` have joined."""
     keep_alive_timeout: float
     """How long the node's place is kept when its stream is lost."""
 
@@ -238,11 +238,11 @@ class Failure:
 
 
 class Ranks(tuple[int, ...]):
-    """A list of ranks that every rank of a group brings; what follows from it is computed once."""
+    """A list of ranks, shared by all ranks of a group, so that derived values are computed once."""
 
     @staticmethod
     def of(ranks: Iterable[int]) -> "Ranks":
-        """The list itself, if it is one already."""
+        """Return the list itself if it is one already."""
         return ranks if isinstance(ranks, Ranks) else Ranks(ranks)
 
     @cached_property
@@ -269,11 +269,11 @@ ALL_RANKS = Ranks()
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Whom a group's barriers cover, as one process knows it."""
+    """The ranks that a group's barriers cover, as one process knows them."""
 
     world_size: int
     participants: Ranks = ALL_RANKS
-    """Ascending ranks; empty means all of the world."""
+    """Ascending ranks; empty: all ranks of the world."""
 
     @property
     def size(self) -> int:

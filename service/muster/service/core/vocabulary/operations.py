@@ -1,14 +1,14 @@
-"""What can be asked of a run's store, and the answers."""
+"""The operations of a run's store, and their answers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 
 class OperationId(NamedTuple):
-    """Names an operation, so that repeating it does no harm."""
+    """Identifies an operation, so that it can be repeated safely."""
 
     client: str
-    """Made at the client's start and never used again."""
+    """Chosen at the client's start, and unique."""
     number: int
     """From 1, rising; a client sends one at a time."""
 
@@ -23,7 +23,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Wait until all keys are there, and read them. Answered by :class:`Values`."""
+    """Wait until all keys exist, and read them. Answered by :class:`Values`."""
 
     keys: tuple[str, ...]
     timeout: float
@@ -32,7 +32,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until all keys are there. Answered by :class:`Done`."""
+    """Wait until all keys exist. Answered by :class:`Done`."""
 
     keys: tuple[str, ...]
     timeout: float
@@ -41,14 +41,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Are all keys there? Answered by :class:`Flag`."""
+    """Ask whether all keys exist. Answered by :class:`Flag`."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Add to a number; a key that is not there counts as 0. Answered by :class:`Number`, the sum."""
+    """Add to a number; a missing key counts as 0. Answered by :class:`Number`, the sum."""
 
     key: str
     amount: int
@@ -57,9 +57,9 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class CompareSet:
-    """Write a key if it has the expected value; an empty one may also mean that it is not there.
+    """Write a key if it has the expected value; an empty expected value matches a missing key, too.
 
-    Answered by :class:`Value`: what the key then has, or the expected one if there is no key.
+    Answered by :class:`Value`: the value that the key then has, or the expected value for a missing key.
     """
 
     key: str
@@ -70,7 +70,7 @@ class CompareSet:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Add bytes to the end of a value; a key that is not there counts as empty. Answered by :class:`Done`."""
+    """Add bytes to the end of a value; a missing key counts as empty. Answered by :class:`Done`."""
 
     key: str
     value: bytes
@@ -79,7 +79,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key. Answered by :class:`Flag`: was it there?"""
+    """Remove a key. Answered by :class:`Flag`: whether it existed."""
 
     key: str
     id: OperationId | None = None
@@ -87,14 +87,14 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class DeletePrefix:
-    """Remove every key that begins so. Answered by :class:`Number`: how many there were."""
+    """Remove every key with a prefix. Answered by :class:`Number`: how many were removed."""
 
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListKeys:
-    """Name every key. Answered by :class:`Keys`."""
+    """List all keys. Answered by :class:`Keys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ Operation: TypeAlias = Change | Waiting | Check | DeletePrefix | ListKeys | NumK
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is carried out."""
+    """The operation was carried out."""
 
 
 @dataclass(frozen=True, slots=True)

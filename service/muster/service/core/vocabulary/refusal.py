@@ -53,7 +53,7 @@ class Refusal(Exception):
 
     Args:
         reason: the stable reason.
-        message: one sentence that names the value, says why, and what to do next.
+        message: names the value, the reason and what to do next.
         metadata: details for programs, such as the limit's name and value.
     """
 
@@ -64,21 +64,21 @@ class Refusal(Exception):
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
     def forget_origin(self) -> None:
-        """Let go of the frames that it came through, before it is kept as a value.
+        """Drop the traceback, before the refusal is kept as a value.
 
-        They hold what was refused, such as a large payload, and often the refusal itself: a cycle that would
-        keep all of it until the next full garbage collection.
+        The frames hold the refused message, such as a large payload, and often the refusal itself. That cycle
+        would stay in memory until the next full garbage collection.
         """
         self.__traceback__ = self.__context__ = None
 
 
 def limit_exceeded(limit: str, value: float, given: str, next_step: str = "") -> Refusal:
-    """Return the refusal for going past a bound.
+    """Return the refusal for a demand beyond a bound.
 
     Args:
-        limit: its name, stable.
+        limit: the stable name of the bound.
         value: the bound.
-        given: what went past it, for people.
+        given: the demand, for people.
         next_step: what to do, for people; empty: the bound is one of
             :class:`~muster.service.core.vocabulary.limits.Limits`, which can be raised.
     """

@@ -1,4 +1,4 @@
-"""The sentences: every decision, missing rank and progress report is put into words here and nowhere else.
+"""Sentences about decisions, missing ranks and rounds; no other module words them.
 
 Log, exception, CLI and RPC status all show what these functions return.
 """
@@ -19,41 +19,41 @@ from muster.service.core.vocabulary.model import (
 )
 
 MAX_NAMED_SINGLY = 16
-"""Up to so many missing ranks are named one by one; more are folded into ranges, host by host."""
+"""Largest number of missing ranks to name one by one; more are grouped into ranges by host."""
 
 MAX_SHOWN_LENGTH = 80
-"""Characters that are repeated of a name or a reason that someone sent."""
+"""Characters of a received name or reason that are shown; the rest is cut."""
 
 MAX_SAVE_REASON = 400
 """Longest reason of a failed save, in characters."""
 
 
 def printable(text: str) -> str:
-    """The text with control characters (terminal escapes among them) made visible; newlines stay."""
+    """Return the text with visible control characters and terminal escapes; newlines stay."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def shown(name: str) -> str:
-    """A name or a reason that someone sent, fit to stand in a sentence: printable and not too long."""
+    """Return a received name or reason for use in a sentence: printable and not too long."""
     return printable(name if len(name) <= MAX_SHOWN_LENGTH else f"{name[:MAX_SHOWN_LENGTH]}…")
 
 
 def command(verb: str, *names: object) -> str:
-    """A command for people to paste into a shell: the names, which someone else chose, are quoted."""
+    """Return a command to paste into a shell. The names are quoted, because clients chose them."""
     words = [str(name) for name in names]
     end_of_options = ["--"] if any(word.startswith("-") for word in words) else []
     return f"muster {verb} {shlex.join([*end_of_options, *words])}"
 
 
 def seconds(value: float) -> str:
-    """A duration for people: ``4 ms``, ``2.5 s``, ``300 s``."""
+    """Return a duration in words: ``4 ms``, ``2.5 s``, ``300 s``."""
     if value < 1:
         return f"{value * 1000:.0f} ms"
     return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
 
 
 def period(value: float) -> str:
-    """A long time for people: ``40 s``, ``10 min``, ``24 h``, ``7 days``."""
+    """Return a long duration in words: ``40 s``, ``10 min``, ``24 h``, ``7 days``."""
     for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if value >= 2 * size and value % size == 0:
             return f"{value / size:.0f} {unit}"
@@ -61,17 +61,17 @@ def period(value: float) -> str:
 
 
 def barrier_name(run_id: str, prefix: str, sequence: int) -> str:
-    """How a barrier is called everywhere."""
+    """Return the name of a barrier."""
     return f'barrier "{prefix}" #{sequence} of run {run_id}'
 
 
 def process_name(rank: int, host: str, pid: int) -> str:
-    """How a rank and its process are called everywhere."""
+    """Return the name of a rank and its process."""
     return f"rank {rank} ({host}, pid {pid})"
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``0-2, 5``."""
+    """Return ``[0, 1, 2, 5]`` as ``0-2, 5``."""
     parts = []
     for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
         members = [rank for _, rank in run]
@@ -86,11 +86,11 @@ MISSING_WORDS = {
     MissingState.LEFT: "left",
     MissingState.EVICTED: "evicted",
 }
-"""Why ranks are missing, in short."""
+"""Short reasons why a rank is missing."""
 
 
 def why_missing(missing: MissingRank) -> str:
-    """Why a rank is missing: ``connection lost 41 s ago``."""
+    """Return why a rank is missing: ``connection lost 41 s ago``."""
     words = MISSING_WORDS[missing.state]
     match missing.state:
         case MissingState.NEVER_JOINED:
@@ -104,7 +104,7 @@ def why_missing(missing: MissingRank) -> str:
 
 
 def missing_one(missing: MissingRank) -> str:
-    """One missing rank: ``rank 3 (node-0, pid 4121, connected, still at #6)``, then what it does."""
+    """Return one missing rank: ``rank 3 (node-0, pid 4121, connected, still at #6)``, then its activity."""
     if not missing.host:
         return f"rank {missing.rank} ({why_missing(missing)})"
     name = f"rank {missing.rank} ({missing.host}, pid {missing.pid}, {why_missing(missing)})"
@@ -120,14 +120,14 @@ class MissingOfHost:
     state: MissingState
     why: str
     doing: str = ""
-    """What they were seen doing, for people; empty if nobody knows."""
+    """What they were observed doing, for people; empty if unknown."""
     ranks: list[int] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     """In the order of the ranks."""
 
 
 def by_host(missing: Iterable[MissingRank]) -> list[MissingOfHost]:
-    """Missing ranks folded by host, reason and what they do, in the order in which each is first met."""
+    """Group missing ranks by host, reason and activity, in the order of the first rank of each group."""
     folded: dict[tuple[str, str, str], MissingOfHost] = {}
     for one in missing:
         key = one.host, why_missing(one), one.doing
@@ -140,7 +140,7 @@ def by_host(missing: Iterable[MissingRank]) -> list[MissingOfHost]:
 
 
 def missing_all(missing: Sequence[MissingRank]) -> str:
-    """All missing ranks, singly while they are few, else in ranges by host and reason."""
+    """Return all missing ranks: one by one while they are few, else in ranges by host and reason."""
     if len(missing) <= MAX_NAMED_SINGLY:
         between = "; " if any(one.doing for one in missing) else ", "
         return between.join(missing_one(one) for one in missing)
@@ -152,34 +152,34 @@ def missing_all(missing: Sequence[MissingRank]) -> str:
 
 
 def roll_call(arrived: int, required: int, missing: Sequence[MissingRank]) -> str:
-    """How many arrived and who is missing."""
+    """Return how many ranks arrived, and which are missing."""
     line = f"arrived {arrived} of {required}"
     return f"{line}; missing: {missing_all(missing)}" if missing else line
 
 
 def progress(name: str, waited: float, arrived: int, required: int, missing: Sequence[MissingRank]) -> str:
-    """The straggler warning."""
+    """Return the straggler warning."""
     return f"{name} has waited {seconds(waited)}: {roll_call(arrived, required, missing)}"
 
 
 def released(required: int, waited: float, last_rank: int) -> str:
-    """Why a barrier was released."""
+    """Return why a barrier was released."""
     return f"was released: {required} of {required} arrived in {seconds(waited)}, rank {last_rank} last"
 
 
 def timed_out(timeout: float) -> str:
-    """Why a barrier timed out."""
+    """Return why a barrier timed out."""
     return f"timed out after {seconds(timeout)} (the first arrival's timeout)"
 
 
 def voted(failures: Sequence[Failure]) -> str:
-    """Why a vote aborted a barrier."""
+    """Return why a vote aborted a barrier."""
     votes = "; ".join(f"{process_name(f.rank, f.host, f.pid)} failed: {f.reason}" for f in failures)
     return f"was aborted: {votes}"
 
 
 def aborted(reason: str) -> str:
-    """Why something other than a vote aborted a barrier."""
+    """Return why something other than a vote aborted a barrier."""
     return f"was aborted: {reason}"
 
 
@@ -200,22 +200,22 @@ def given_up(ranks: Sequence[int]) -> str:
 
 
 def superseded(generation: int) -> str:
-    """The reason of an abort by a newer generation."""
+    """Return the reason of an abort by a newer generation."""
     return f"superseded by generation {generation}"
 
 
 def abandoned(newcomer: str) -> str:
-    """The reason of an abort when all had left and someone starts anew."""
+    """Return the reason of an abort by a newcomer to a group whose processes have all left."""
     return f"everyone who spoke in this group has left, and {newcomer} takes it anew"
 
 
 def member_lost(gone: Sequence[MissingRank]) -> str:
-    """Why a barrier failed when ranks that it needs had died."""
+    """Return why a barrier failed whose ranks died."""
     return f"lost {missing_all(gone)}"
 
 
 def mismatched(kind: str, one: str, one_value: str, other: str, other_value: str) -> str:
-    """Why a barrier failed when living ranks disagreed."""
+    """Return why a barrier failed whose living ranks disagreed."""
     return f"failed: ranks disagree on the {kind}: {one} says {one_value}, {other} says {other_value}"
 
 
@@ -229,7 +229,7 @@ def decision(
     missing: Sequence[MissingRank],
     suspect: int | None,
 ) -> str:
-    """The whole report of a decision: headline, roll call, and what to do next, a line each."""
+    """Return the report of a decision: headline, missing ranks, and what to do next, one line each."""
     headline = printable(f"{name} {why}").replace("\n", "\n    ")
     if outcome is Outcome.RELEASED:
         return headline
@@ -243,19 +243,19 @@ def decision(
 
 
 def node_name(node: NodeInfo) -> str:
-    """How a node is called everywhere."""
+    """Return the name of a node."""
     return f"{node.address} (pid {node.pid})"
 
 
 def node_names(nodes: Sequence[NodeInfo]) -> str:
-    """Nodes by name while they are few, then how many more."""
+    """Return the names of the first nodes, and how many more there are."""
     named = ", ".join(node_name(node) for node in nodes[:MAX_NAMED_SINGLY])
     more = len(nodes) - MAX_NAMED_SINGLY
     return f"{named} and {more} more" if more > 0 else named
 
 
 def nodes_wanted(settings: RendezvousSettings) -> str:
-    """``4 nodes`` or ``2 to 4 nodes``."""
+    """Return ``4 nodes`` or ``2 to 4 nodes``."""
     least, most = settings.min_nodes, settings.max_nodes
     if least == most:
         return f"{most} {'node' if most == 1 else 'nodes'}"
@@ -263,17 +263,17 @@ def nodes_wanted(settings: RendezvousSettings) -> str:
 
 
 def no_rendezvous(run_id: str) -> str:
-    """Before the first node."""
+    """Return the state before the first node."""
     return f"no node has joined run {run_id}"
 
 
 def round_forms(run_id: str, round: int, count: int, settings: RendezvousSettings) -> str:
-    """A round that comes together."""
+    """Return the state of a forming round."""
     return f"round {round} of run {run_id} comes together: {count} of {nodes_wanted(settings)} have joined"
 
 
 def round_runs(run_id: str, round: int, count: int, waiting: int, redundant: int) -> str:
-    """A round that is complete."""
+    """Return the state of a complete round."""
     line = (
         f"round {round} of run {run_id} is complete, with {count} {'node' if count == 1 else 'nodes'} in it"
     )
@@ -283,7 +283,7 @@ def round_runs(run_id: str, round: int, count: int, waiting: int, redundant: int
 
 
 def round_completed(run_id: str, round: int, nodes: Sequence[NodeInfo], waited: float) -> str:
-    """For the log, when a round is complete."""
+    """Return the log entry of a completed round."""
     return f"round {round} of run {run_id} was completed in {seconds(waited)}: {node_names(nodes)}"
 
 
@@ -296,7 +296,7 @@ def rendezvous_timed_out(
     *,
     running: int | None,
 ) -> str:
-    """Why a node got no round; ``running`` is how many nodes are in a complete round that let nobody in."""
+    """Return why a node got no round; ``running`` is the size of a complete round that it waited for."""
     if running is not None:
         return (
             f"the {running} nodes of round {round} of run {run_id} let nobody in within the join timeout "
@@ -309,7 +309,7 @@ def rendezvous_timed_out(
 
 
 def nodes_gone(gone: Sequence[tuple[NodeInfo, int, str, float]]) -> str:
-    """Who went before, as (node, round, reason, seconds ago): a line for a report, empty if nobody did."""
+    """Return a line about departed nodes, given as (node, round, reason, seconds ago); empty without any."""
     if not gone:
         return ""
     named = "; ".join(
@@ -320,23 +320,23 @@ def nodes_gone(gone: Sequence[tuple[NodeInfo, int, str, float]]) -> str:
 
 
 def run_forgotten(run_id: str, closed: bool, kept: float) -> str:
-    """Why nothing is left of a run."""
+    """Return why an unused run was removed."""
     state = "closed, and " if closed else ""
     return f"run {run_id} was forgotten: {state}nobody has used it for {period(kept)}"
 
 
 def made_room(run_id: str, most: int) -> str:
-    """Why nothing is left of a finished run before its time."""
+    """Return why a closed run was removed before its retention time."""
     return f"run {run_id} was forgotten: it was closed, and a new run needed its place (max_runs is {most:,})"
 
 
 def forgotten_on_demand(run_id: str) -> str:
-    """Why nothing is left of a run that may have been in use."""
+    """Return why a run was removed that may have been in use."""
     return f"run {run_id} was forgotten: an operator asked for it (muster forget)"
 
 
 def users(processes: int, nodes: int, calls: int) -> str:
-    """Who uses a run."""
+    """Return the users of a run."""
     counted = (
         (processes, "process is", "processes are", "connected to it, or may come back"),
         (nodes, "node has", "nodes have", "a place in its rendezvous"),
@@ -347,11 +347,11 @@ def users(processes: int, nodes: int, calls: int) -> str:
 
 
 def run_closed(run_id: str, closed: Closed) -> str:
-    """How a run was closed."""
+    """Return how a run was closed."""
     why = f": {shown(closed.reason)}" if closed.reason else ""
     return f"run {run_id} was closed by {shown(closed.by)}{why}"
 
 
 def evicted(reason: str) -> str:
-    """Why the processes of a rank were sent away."""
+    """Return why the processes of a rank were evicted."""
     return f"evicted: {shown(reason)}" if reason else "evicted"

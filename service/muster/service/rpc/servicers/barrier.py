@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from muster.service.core import views
+from muster.service.core import barrier_views
 from muster.service.core.vocabulary.events import Abort, Arrival, ArriveOnce, ProcessInfo
 from muster.service.core.vocabulary.model import Decision
 from muster.service.driver import Driver
@@ -74,7 +74,7 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         """Show one barrier."""
         sequence = request.sequence if request.HasField("sequence") else None
         view = await self._driver.query(
-            lambda core, now: views.barrier(core, request.run_id, request.prefix, sequence, now)
+            lambda core, now: barrier_views.barrier(core, request.run_id, request.prefix, sequence, now)
         )
         return barrier_pb2.BarrierServiceGetResponse(barrier=barrier_to_pb(view))
 
@@ -85,7 +85,7 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
         history = min(request.history or 1, MAX_HISTORY)
         shown = ADMISSION.get().shows
         found = await self._driver.query(
-            lambda core, now: list(views.barriers(core, request.run_id, history, now, shown))
+            lambda core, now: list(barrier_views.barriers(core, request.run_id, history, now, shown))
         )
         return barrier_pb2.BarrierServiceListResponse(barriers=[barrier_to_pb(view) for view in found])
 

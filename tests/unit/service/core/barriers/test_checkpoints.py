@@ -13,7 +13,8 @@ from muster.service.core.vocabulary.model import Checkpoint, CheckpointHistory, 
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.core.vocabulary.report import MAX_SAVE_REASON
 from tests.support.expect import some
-from tests.support.world.core_world import RUN, TTL, WALL, Client, World
+from tests.support.world.core_client import Client
+from tests.support.world.core_world import RUN, TTL, WALL, World
 
 SAVE = "save"
 COMMIT = "save/commit"
@@ -76,7 +77,7 @@ def test_barrier_at_which_one_rank_does_not_commit_commits_nothing(world: World,
     assert not world.disk.of_kind(CheckpointsRecord)
 
 
-def test_what_nobody_tells_is_absent_and_not_zero(world: World):
+def test_unreported_value_is_absent_and_not_zero(world: World):
     clients = world.ranks(prefix=SAVE)
     commit(clients, None)
     assert (newest(world).step, newest(world).bytes, newest(world).slowest) == (None, None, None)
@@ -147,7 +148,7 @@ def test_failed_save_that_timed_out_names_the_missing(world: World):
     assert "rank 1 (node-0, pid" in failed.reason
 
 
-def test_save_that_a_rank_gives_up_has_failed_though_its_barrier_is_released(world: World):
+def test_given_up_save_fails_although_its_barrier_is_released(world: World):
     clients = world.ranks(prefix=SAVE)
     arrive(clients, WriteReport(step=100, gives_up=True), WriteReport(step=100))
     (failed,) = told(world).failures
@@ -230,7 +231,7 @@ def test_age_is_that_of_the_newest_commit(world: World):
     assert view(world).unsaved == pytest.approx(40)
 
 
-def test_run_that_told_of_no_save_has_nothing_to_show(world: World):
+def test_run_without_reports_has_no_save_history(world: World):
     world.ranks(prefix=SAVE)
     assert views.run(world.coordinator.runs[RUN], world.instant).checkpoints is None
 
@@ -270,7 +271,7 @@ def test_restart_loses_nothing_of_it(world: World):
     assert told(world).intervals == pytest.approx((60, 60, 60))
 
 
-def test_report_that_is_told_again_after_a_restart_counts(world: World):
+def test_repeated_report_counts_after_a_restart(world: World):
     clients = world.ranks(prefix=SAVE)
     clients[0].arrive(SAVE, report=WriteReport(step=1, bytes=2, commits=True))
     world.crash()
@@ -280,7 +281,7 @@ def test_report_that_is_told_again_after_a_restart_counts(world: World):
     assert newest(world).bytes == 4
 
 
-def test_new_generation_knows_what_was_committed_before(world: World):
+def test_new_generation_keeps_the_commits_before(world: World):
     commit(world.ranks(prefix=SAVE), 1)
     world.ranks(prefix=SAVE, generation=1)
     assert newest(world).step == 1

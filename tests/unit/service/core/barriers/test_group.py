@@ -5,7 +5,8 @@ from muster.service.core.vocabulary.events import Arrival, Arrive, Hello, JoinGr
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, World
 
 
 def test_one_stream_may_speak_for_a_whole_node():

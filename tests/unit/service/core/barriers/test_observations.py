@@ -11,7 +11,8 @@ from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, Ste
 from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, Client, World
+from tests.support.world.core_client import CKPT, Client
+from tests.support.world.core_world import RUN, World
 
 LINE = "main thread in all_reduce, train.py:214"
 
@@ -26,7 +27,7 @@ def see(world: World, client: Client, doing: str = LINE) -> None:
 
 
 def probed(world: World, seconds: float) -> list[tuple[ProbeTarget, ...]]:
-    """Whom the coordinator asks at the next deadlines within some seconds."""
+    """Return the processes that the coordinator probes within some seconds."""
     found = []
     end = world.now + seconds
     while (due := world.coordinator.next_deadline()) is not None and due <= end:
@@ -35,7 +36,7 @@ def probed(world: World, seconds: float) -> list[tuple[ProbeTarget, ...]]:
     return found
 
 
-def test_the_missing_are_asked_shortly_before_people_are_told_of_them(world: World):
+def test_missing_ranks_are_probed_shortly_before_a_report(world: World):
     zero, one = world.ranks()
     zero.arrive(timeout=100.0)
     world.wait(47.9)
@@ -53,7 +54,7 @@ def test_the_missing_are_asked_shortly_before_people_are_told_of_them(world: Wor
     assert progress.missing[0].doing == LINE
 
 
-def test_they_are_asked_again_before_the_barrier_times_out_and_the_error_says_it(world: World):
+def test_missing_ranks_are_probed_again_before_the_timeout(world: World):
     zero, one = world.ranks()
     zero.arrive(timeout=100.0)
     assert len(probed(world, 99.0)) == 2
@@ -72,7 +73,7 @@ def test_nobody_is_asked_for_a_barrier_that_everyone_comes_to_in_time(world: Wor
     assert probed(world, 100.0) == []
 
 
-def test_what_was_seen_long_ago_is_not_told(world: World):
+def test_outdated_observation_is_not_shown(world: World):
     zero, one = world.ranks()
     zero.arrive(timeout=100.0)
     see(world, one)
@@ -81,7 +82,7 @@ def test_what_was_seen_long_ago_is_not_told(world: World):
     assert zero.seats[CKPT].progress[0].missing[0].doing == ""
 
 
-def test_what_was_seen_of_a_process_that_is_gone_is_not_told(world: World):
+def test_observation_of_a_gone_process_is_not_shown(world: World):
     zero, one = world.ranks()
     zero.arrive(timeout=100.0)
     see(world, one)
@@ -90,7 +91,7 @@ def test_what_was_seen_of_a_process_that_is_gone_is_not_told(world: World):
     assert zero.last.missing[0].doing == ""
 
 
-def test_a_sight_of_someone_who_is_not_there_changes_nothing(world: World):
+def test_observation_of_an_unknown_process_changes_nothing(world: World):
     zero, _ = world.ranks()
     before = dataclasses.asdict(world.coordinator.runs[RUN].roster.of_rank(0)[0])
     world.do(
@@ -126,7 +127,7 @@ def test_few_are_asked_of_many_and_of_all_hosts():
 # ---------------------------------------------------------------------- how far a run has come
 
 
-def test_a_run_has_come_as_far_as_its_connected_ranks_say():
+def test_run_has_come_as_far_as_its_connected_ranks_say():
     world = World(3)
     zero, one, two = world.ranks()
     run = world.coordinator.runs[RUN]
@@ -144,7 +145,7 @@ def test_a_run_has_come_as_far_as_its_connected_ranks_say():
     assert steps == {0: (7, 1.0), 1: (5, 0.0), 2: (5, 1.0)}
 
 
-def test_a_step_that_is_told_again_is_no_move():
+def test_repeated_step_is_no_progress():
     world = World(1)
     (zero,) = world.ranks()
     zero.step(7)
@@ -169,7 +170,7 @@ def test_nobody_tells_another_ranks_step(world: World):
 # ---------------------------------------------------------------------- on demand
 
 
-def test_people_ask_those_who_live_or_whom_they_name():
+def test_probe_targets_are_living_processes_or_named_ranks():
     world = World(3)
     zero, one, two = world.ranks()
     one.lose_connection()
@@ -195,7 +196,7 @@ def test_people_ask_those_who_live_or_whom_they_name():
         (RUN, (), CKPT, Reason.NO_OPEN_BARRIER),
     ],
 )
-def test_whoever_asks_for_what_is_not_there_is_told_so(
+def test_probe_of_an_unknown_run_rank_or_barrier_is_refused(
     world: World, run_id: str, ranks: tuple[int, ...], prefix: str, reason: Reason
 ):
     world.ranks()

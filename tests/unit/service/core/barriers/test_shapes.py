@@ -16,7 +16,8 @@ from muster.service.core.vocabulary.effects import (
 from muster.service.core.vocabulary.model import MemberState, Outcome, Ranks, Shape
 from muster.service.storage import codec
 from muster.v1 import state_pb2
-from tests.support.world.core_world import CKPT, RUN, TTL, Client, World
+from tests.support.world.core_client import CKPT, Client
+from tests.support.world.core_world import RUN, TTL, World
 
 HALF = (0, 2, 4)
 
@@ -196,7 +197,7 @@ def test_shape_whose_record_is_gone_is_a_damaged_state():
         world.start_coordinator()
 
 
-def test_forgotten_shape_is_deleted_before_the_same_number_is_written_again():
+def test_forgotten_shape_is_deleted_before_its_number_is_reused():
     writes = codec.encode_all(
         [ForgetShape(RUN, CKPT, 1), ShapeRecord(RUN, CKPT, 1, Shape(6, Ranks((0, 1))))]
     ).writes

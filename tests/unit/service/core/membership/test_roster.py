@@ -32,7 +32,7 @@ def a_roster(*processes):
     return roster
 
 
-def test_the_newest_is_the_one_that_said_hello_last_whatever_the_order_of_adding():
+def test_newest_process_said_hello_last_in_any_order_of_adding():
     roster = a_roster(a_process(5), a_process(3))
     newest = roster.newest(0)
     assert newest is not None
@@ -40,7 +40,7 @@ def test_the_newest_is_the_one_that_said_hello_last_whatever_the_order_of_adding
     assert [p.ordinal for p in roster.of_rank(0)] == [3, 5]
 
 
-def test_a_process_is_found_by_rank_and_incarnation():
+def test_process_is_found_by_rank_and_incarnation():
     roster = a_roster(a_process(1), a_process(2, rank=1))
     assert roster.find(1, "p2") is roster.newest(1)
     assert roster.find(0, "p2") is None
@@ -48,7 +48,7 @@ def test_a_process_is_found_by_rank_and_incarnation():
     assert roster.newest(7) is None
 
 
-def test_the_dead_who_speak_nowhere_are_let_go_and_the_dead_speakers_are_kept():
+def test_dead_process_is_kept_only_while_it_owns_a_rank():
     mute, speaker = a_process(1, MemberState.LOST), a_process(2, MemberState.LEFT)
     speaker.prefixes.add("checkpoint")
     roster = a_roster(mute, speaker)
@@ -56,12 +56,12 @@ def test_the_dead_who_speak_nowhere_are_let_go_and_the_dead_speakers_are_kept():
     assert [p.ordinal for p in roster.of_rank(0)] == [2, 3]
 
 
-def test_it_is_deserted_when_nobody_lives():
+def test_roster_is_deserted_without_living_processes():
     assert a_roster(a_process(1, MemberState.LEFT), a_process(2, MemberState.LOST, rank=1)).deserted
     assert not a_roster(a_process(1, MemberState.LEFT), a_process(2, MemberState.DISCONNECTED)).deserted
 
 
-def test_roster_is_deserted_once_its_last_living_process_is_refreshed_as_dead():
+def test_roster_is_deserted_after_its_last_living_process_died():
     process = a_process(1)
     roster = a_roster(process)
     process.leave(5.0)
@@ -104,14 +104,14 @@ def test_it_iterates_by_rank_and_forgets_everyone_when_cleared():
         (MemberState.LEFT, True),
     ],
 )
-def test_a_rank_is_gone_when_its_only_process_is(state, gone):
+def test_rank_is_gone_when_its_only_process_is(state, gone):
     process = a_process(1, state)
     roster = a_roster(process)
     assert roster.is_gone(0, None) is gone
     assert roster.is_gone(0, process) is gone
 
 
-def test_a_rank_that_was_never_seen_is_not_gone():
+def test_rank_that_was_never_seen_is_not_gone():
     assert not a_roster().is_gone(3, None)
 
 

@@ -9,7 +9,9 @@ from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.operations import Check, Flag, Set, Wait
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TTL, Crash, World
+from tests.support.world.core_client import CKPT
+from tests.support.world.core_disk import Crash
+from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.rendezvous_world import RendezvousWorld, nodes
 
 
@@ -38,7 +40,7 @@ def assert_nothing_left(world: World) -> None:
     assert world.coordinator.reaper._reviews._armed == {}
 
 
-def test_a_run_that_is_over_goes_with_everything_and_its_id_is_free():
+def test_run_that_is_over_goes_with_everything_and_its_id_is_free():
     world = World(2)
     zero, one = world.ranks()
     zero.arrive()
@@ -59,7 +61,7 @@ def test_a_run_that_is_over_goes_with_everything_and_its_id_is_free():
     assert world.ask(StoreRequest(world.new_session(), RUN, Check(("k",)))) == [Flag(False)]
 
 
-def test_a_run_that_nobody_knows_cannot_be_forgotten():
+def test_unknown_run_cannot_be_forgotten():
     world = World()
     answer = forget(world, force=True)
     assert isinstance(answer, Refused)
@@ -77,7 +79,7 @@ def test_it_is_refused_while_a_process_is_connected_or_may_come_back():
     assert forget(world) == RunForgotten()
 
 
-def test_it_is_refused_while_a_node_has_a_place_a_call_waits_or_a_barrier_is_open():
+def test_forget_is_refused_while_a_node_call_or_barrier_waits():
     world = RendezvousWorld(nodes(1))
     node = world.agent("node-0")
     wait = world.new_session()
@@ -131,7 +133,7 @@ def test_only_the_run_that_is_named_is_touched():
     assert not world.coordinator.runs["other"].store.waiters
 
 
-def test_a_message_that_crosses_the_end_begins_nothing():
+def test_message_that_crosses_the_end_begins_nothing():
     """The coordinator hears it on a stream that it has ended."""
     world = World(2)
     zero, _ = world.ranks()
@@ -148,7 +150,7 @@ def test_a_message_that_crosses_the_end_begins_nothing():
     assert zero.refusals[-1].refusal.reason is Reason.HELLO_REQUIRED
 
 
-def test_one_who_was_away_is_refused_rather_than_released():
+def test_absent_process_of_a_forgotten_run_is_refused():
     """It comes back to an id that is another life's."""
     world = World(2)
     zero, one = world.ranks()
@@ -165,7 +167,7 @@ def test_one_who_was_away_is_refused_rather_than_released():
 
 
 @pytest.mark.parametrize("crash", list(Crash))
-def test_nobody_is_told_before_it_is_on_disk(crash: Crash):
+def test_forget_is_durable_before_it_is_delivered(crash: Crash):
     world = World(2)
     zero, _ = world.ranks()
     zero.arrive()
@@ -206,8 +208,8 @@ def test_who_would_be_affected():
     assert view.open_barriers == ((CKPT, 0),)
 
 
-def test_it_is_refused_while_those_who_used_it_may_not_be_back_yet():
-    """Who waits for a key leaves no trace over a restart."""
+def test_forget_is_refused_until_clients_had_time_to_reconnect():
+    """A waiting call leaves no trace after a restart."""
     world = World(1)
     world.do(StoreRequest(world.new_session(), RUN, Set((("k", b"v"),))))
     world.crash()

@@ -26,7 +26,8 @@ from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.operations import Check, OperationId, Set, Wait
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import RUN, TIMEOUT, TTL, World
+from tests.support.world.core_client import TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.rendezvous_world import RendezvousWorld, nodes
 
 DAY = 86_400.0
@@ -57,7 +58,7 @@ def world() -> World:
 # ---------------------------------------------------------------------- when
 
 
-def test_an_idle_run_is_forgotten_after_its_time(world: World):
+def test_idle_run_is_forgotten_after_its_time(world: World):
     zero, one = world.ranks()
     zero.arrive()
     one.arrive()
@@ -72,7 +73,7 @@ def test_an_idle_run_is_forgotten_after_its_time(world: World):
     assert world.last.forgotten == [RUN]
 
 
-def test_a_closed_run_is_forgotten_sooner(world: World):
+def test_closed_run_is_forgotten_sooner(world: World):
     zero = world.start(0)
     zero.goodbye()
     world.wait(DAY / 2)
@@ -81,7 +82,7 @@ def test_a_closed_run_is_forgotten_sooner(world: World):
     assert "closed, and nobody has used it for 24 h" in world.last.notices[0].message
 
 
-def test_a_finished_run_makes_room_for_a_new_one():
+def test_finished_run_makes_room_for_a_new_one():
     world = World(2, limits=Limits(max_runs=3), retention=KEEP)
     for run in ("first", "second", "third"):
         world.start(0, run=run).goodbye()
@@ -126,7 +127,7 @@ def test_after_a_restart_no_run_makes_room_before_everyone_could_come_back():
     assert world.coordinator.runs.keys() == {"new"}
 
 
-def test_a_closed_run_that_is_kept_for_ever_makes_no_room():
+def test_closed_run_that_is_kept_for_ever_makes_no_room():
     world = World(2, limits=Limits(max_runs=1), retention=Retention(closed=0, idle=IDLE))
     world.start(0).goodbye()
     close(world)
@@ -137,7 +138,7 @@ def hello(world: World, run: str) -> Hello:
     return Hello(world.new_session(), run, 0, (ProcessInfo(0, "p", "node-0", 1),))
 
 
-def test_a_closed_run_is_kept_while_someone_is_connected(world: World):
+def test_closed_run_is_kept_while_someone_is_connected(world: World):
     zero = world.start(0)
     close(world)
     world.wait(5 * CLOSED)
@@ -157,13 +158,13 @@ def test_zero_keeps_for_ever(closed: bool):
     assert forgotten_after(world) is None
 
 
-def test_the_session_ttl_runs_first():
+def test_session_ttl_runs_first():
     world = World(retention=Retention(closed=1.0, idle=1.0))
     world.start(0).lose_connection()
     assert forgotten_after(world) == TTL
 
 
-def test_a_call_that_waits_for_keys_is_a_use(world: World):
+def test_call_that_waits_for_keys_is_a_use(world: World):
     call = world.new_session()
     world.do(StoreRequest(call, RUN, Wait(("key",), 0)))
     world.wait(3 * IDLE)
@@ -180,7 +181,7 @@ def test_using_the_store_is_a_use(world: World):
     assert forgotten_after(world) == IDLE
 
 
-def test_an_open_barrier_with_an_arrival_is_a_use():
+def test_open_barrier_with_an_arrival_is_a_use():
     world = World(2, retention=Retention(closed=1.0, idle=1.0))
     call = world.call(0)
     world.hang_up(call)
@@ -191,7 +192,7 @@ def test_an_open_barrier_with_an_arrival_is_a_use():
     assert forgotten_after(world) == 1.0
 
 
-def test_a_place_in_the_rendezvous_is_a_use():
+def test_place_in_the_rendezvous_is_a_use():
     world = RendezvousWorld(nodes(1), retention=Retention(closed=1.0, idle=1.0))
     a = world.agent("a")
     world.wait(3 * DAY)
@@ -201,7 +202,7 @@ def test_a_place_in_the_rendezvous_is_a_use():
     assert forgotten_after(world) == keep_alive
 
 
-def test_a_session_of_a_past_generation_keeps_nothing_and_does_no_harm(world: World):
+def test_session_of_a_past_generation_keeps_nothing_and_does_no_harm(world: World):
     old = world.start(0)
     new = world.start(0, generation=1)
     new.goodbye()
@@ -214,7 +215,7 @@ def test_a_session_of_a_past_generation_keeps_nothing_and_does_no_harm(world: Wo
     assert forgotten_after(world) == IDLE
 
 
-def test_a_process_of_a_past_generation_may_expire_after_its_run_was_forgotten():
+def test_process_of_an_old_generation_may_outlive_its_run():
     world = World(retention=Retention(closed=1.0, idle=1.0))
     world.start(0).lose_connection()
     world.start(0, generation=1).goodbye()
@@ -226,7 +227,7 @@ def test_a_process_of_a_past_generation_may_expire_after_its_run_was_forgotten()
 # ---------------------------------------------------------------------- what is left
 
 
-def test_the_id_of_a_forgotten_run_is_free_again(world: World):
+def test_id_of_a_forgotten_run_is_free_again(world: World):
     zero, one = world.ranks()
     zero.arrive()
     one.arrive()
@@ -254,7 +255,7 @@ def test_nothing_holds_a_forgotten_run(world: World):
     assert world.coordinator._timers._armed == {}
 
 
-def test_what_was_to_be_looked_at_later_does_not_keep_runs_that_were_closed_and_forgotten(world: World):
+def test_planned_review_does_not_keep_a_forgotten_run_in_memory(world: World):
     for number in range(300):
         world.do(StoreRequest(world.new_session(), f"job{number}", Set((("key", b"1"),))))
         close(world, f"job{number}")
@@ -263,7 +264,7 @@ def test_what_was_to_be_looked_at_later_does_not_keep_runs_that_were_closed_and_
     assert len(world.coordinator.reaper._reviews._heap) < 100
 
 
-def test_a_process_that_comes_back_from_before_is_told_so(world: World):
+def test_process_of_a_forgotten_run_is_refused(world: World):
     zero, one = world.ranks()
     zero.arrive()
     one.arrive()
@@ -295,7 +296,7 @@ def test_many_are_forgotten_a_few_at_a_time(world: World):
     )
 
 
-def test_a_tick_for_something_else_does_not_hurry_them(world: World):
+def test_tick_for_something_else_does_not_hurry_them(world: World):
     for number in range(2 * MAX_RUNS_PER_REVIEW):
         close(world, f"job{number}", create=True)
     world.tick()
@@ -307,7 +308,7 @@ def test_a_tick_for_something_else_does_not_hurry_them(world: World):
 # ---------------------------------------------------------------------- restarts
 
 
-def test_a_coordinator_that_is_restarted_daily_forgets(world: World):
+def test_coordinator_that_is_restarted_daily_forgets(world: World):
     world.start(0).goodbye()
     call = world.call(1)
     world.hang_up(call)
@@ -319,14 +320,14 @@ def test_a_coordinator_that_is_restarted_daily_forgets(world: World):
     assert days == 7
 
 
-def test_a_restart_leaves_everyone_time_to_come_back(world: World):
+def test_restart_leaves_everyone_time_to_come_back(world: World):
     world.start(0).goodbye()
     world.now += 100 * IDLE
     world.crash()
     assert forgotten_after(world) == USE_RECORD_INTERVAL
 
 
-def test_a_run_of_an_older_version_counts_from_the_start_and_that_is_written_down(world: World):
+def test_run_record_of_an_older_version_gets_its_time_at_the_start(world: World):
     world.disk.kept[RunRecord, RUN] = RunRecord(RUN, 3)
     world.crash()
     world.wait(DAY)
@@ -336,7 +337,7 @@ def test_a_run_of_an_older_version_counts_from_the_start_and_that_is_written_dow
     assert forgotten_after(world) == IDLE - DAY
 
 
-def test_a_wall_clock_that_is_wrong_makes_nobody_wait_longer_than_the_whole_time(world: World):
+def test_wrong_wall_clock_delays_no_removal_beyond_the_retention_time(world: World):
     world.disk.kept[RunRecord, RUN] = RunRecord(RUN, 3, active_at=4e9)
     world.crash()
     assert forgotten_after(world) == IDLE

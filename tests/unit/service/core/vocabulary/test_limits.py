@@ -10,7 +10,8 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, RUN, TIMEOUT, TTL, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, TTL, World
 
 
 @contextmanager
@@ -40,19 +41,19 @@ def a_hello(world, run=RUN, rank=0):
     return Hello(world.new_session(), run, 0, (ProcessInfo(rank, f"p{world.count()}", "node-9", 1),))
 
 
-def test_limits_not_luck_too_many_runs():
+def test_runs_are_bounded():
     with a_barrier_that_goes_on(max_runs=1) as world:
         assert_limited(world.refused(a_hello(world, "job2")), "max_runs", 1, "1 runs are known")
         assert list(world.coordinator.runs) == [RUN]
 
 
-def test_limits_not_luck_too_many_sessions():
+def test_sessions_are_bounded():
     with a_barrier_that_goes_on(max_sessions=2) as world:
         assert_limited(world.refused(a_hello(world)), "max_sessions", 2, "2 sessions are open")
         world.clients[0].reconnect()
 
 
-def test_limits_not_luck_too_many_groups():
+def test_groups_are_bounded():
     with a_barrier_that_goes_on(max_groups_per_run=2) as world:
         zero = world.clients[0]
         zero.join("second")
@@ -79,19 +80,19 @@ def test_limits_not_luck_the_dead_make_room_for_the_restarted():
     assert len(world.coordinator.runs[RUN].roster.of_rank(0)) <= 2
 
 
-def test_limits_not_luck_a_new_generation_has_room_whatever_the_old_one_had():
+def test_new_generation_has_room_whatever_the_old_one_used():
     world = World(2, limits=Limits(max_processes_per_rank=1))
     world.start(0)
     assert world.start(0, generation=1).refusals == []
 
 
-def test_limits_not_luck_a_payload_too_large():
+def test_too_large_payload_is_refused():
     with a_barrier_that_goes_on(max_payload_bytes=1_000) as world:
         event = Arrive(world.clients[0].session, CKPT, 0, TIMEOUT, (Arrival(0, b"x" * 1_001),))
         assert_limited(world.refused(event), "max_payload_bytes", 1_000, "1,001 bytes", '"checkpoint" #0')
 
 
-def test_limits_not_luck_a_refused_payload_opens_no_barrier_and_sets_no_deadline():
+def test_refused_payload_opens_no_barrier_and_sets_no_deadline():
     with a_barrier_that_goes_on(max_payload_bytes=10) as world:
         event = Arrive(world.clients[0].session, CKPT, 0, 0.5, (Arrival(0, b"x" * 11),))
         world.refused(event)
@@ -207,7 +208,7 @@ def test_restored_payloads_beyond_the_total_stay_and_only_new_ones_are_refused()
     world.assert_good()
 
 
-def test_limits_not_luck_too_many_decisions_in_a_row_that_someone_must_still_hear():
+def test_decisions_that_ranks_must_still_hear_are_bounded():
     world = World(2, limits=Limits(max_unheard_decisions=3))
     zero = world.start(0)
     failed = [zero.arrive(failure="no") for _ in range(3)]
@@ -238,7 +239,7 @@ def test_group_goes_on_when_every_rank_heard_each_of_many_failures(restarts):
     assert [client.last.outcome for client in clients] == [Outcome.RELEASED] * 3
 
 
-def test_rank_that_has_not_heard_the_failures_still_bounds_them_and_is_waited_for():
+def test_rank_that_missed_failures_counts_towards_their_bound():
     world = World(3, limits=Limits(max_unheard_decisions=20))
     zero, one = (world.start(rank) for rank in range(2))
     for _ in range(20):
@@ -256,7 +257,7 @@ def test_rank_that_has_not_heard_the_failures_still_bounds_them_and_is_waited_fo
     world.assert_good()
 
 
-def test_rank_outside_the_shape_starts_behind_the_failures_that_all_others_heard():
+def test_rank_outside_the_shape_starts_after_the_heard_failures():
     world = World(2, limits=Limits(max_unheard_decisions=4))
     clients = world.ranks()
     for _ in range(10):
@@ -267,7 +268,7 @@ def test_rank_outside_the_shape_starts_behind_the_failures_that_all_others_heard
     assert stranger.seats[CKPT].position == min(world.group().decisions) > 0
 
 
-def test_limits_not_luck_a_new_generation_may_go_on_after_too_many_failures():
+def test_new_generation_goes_on_after_too_many_failures():
     world = World(2, limits=Limits(max_unheard_decisions=2))
     zero = world.start(0)
     for _ in range(2):
@@ -280,7 +281,7 @@ def test_limits_not_luck_a_new_generation_may_go_on_after_too_many_failures():
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_limits_not_luck_the_history_of_a_group_is_bounded_in_memory_and_on_disk(restart):
+def test_history_of_a_group_is_bounded_in_memory_and_on_disk(restart):
     world = World(2, limits=Limits(decision_history=5))
     zero, one = world.ranks()
     for _ in range(30):
@@ -299,7 +300,7 @@ def test_limits_not_luck_the_history_of_a_group_is_bounded_in_memory_and_on_disk
     world.assert_good()
 
 
-def test_limits_not_luck_without_any_history_the_next_sequence_is_still_known():
+def test_next_sequence_is_known_without_any_history():
     world = World(2, limits=Limits(decision_history=0))
     zero, one = world.ranks()
     for sequence in range(5):
@@ -312,7 +313,7 @@ def test_limits_not_luck_without_any_history_the_next_sequence_is_still_known():
     world.assert_good()
 
 
-def test_limits_not_luck_what_someone_must_still_hear_is_kept_beyond_the_history():
+def test_unheard_decision_is_kept_beyond_the_history():
     world = World(2, limits=Limits(decision_history=2))
     zero = world.start(0)
     failed = [zero.arrive(failure="no") for _ in range(20)]
@@ -321,7 +322,7 @@ def test_limits_not_luck_what_someone_must_still_hear_is_kept_beyond_the_history
     world.assert_good()
 
 
-def test_limits_not_luck_decisions_that_are_large_are_kept_in_smaller_number():
+def test_fewer_large_decisions_are_kept():
     world = World(20, limits=Limits(max_kept_missing=400))
     zero = world.start(0)
     for _ in range(20):
@@ -332,7 +333,7 @@ def test_limits_not_luck_decisions_that_are_large_are_kept_in_smaller_number():
     assert Limits().history(65_536) == Limits().unheard_decisions(65_536) == 16
 
 
-def test_limits_not_luck_a_session_that_replaces_its_own_needs_no_more_room():
+def test_session_that_replaces_its_own_needs_no_more_room():
     with a_barrier_that_goes_on(max_sessions=2) as world:
         zero = world.clients[0]
         world.streams.pop(zero.session)
@@ -356,7 +357,7 @@ def test_limits_not_luck_a_message_names_no_more_ranks_than_can_be(field, event)
         assert refused.metadata == {"field": field}
 
 
-def test_limits_not_luck_a_call_that_has_ended_leaves_nobody_in_the_way():
+def test_ended_call_does_not_count_as_a_process():
     world = World(2, limits=Limits(max_processes_per_rank=2))
     for call in range(5):
         process = ProcessInfo(0, f"call-{call}", "laptop", 1)

@@ -8,10 +8,11 @@ from muster.service.core.vocabulary.effects import Effects, Entry, Refused
 from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 from tests.support.expect import some
-from tests.support.world.core_world import CKPT, TIMEOUT, World
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import World
 
 
-def test_the_reasons_are_stable():
+def test_reasons_are_stable():
     assert [reason.name for reason in Reason] == [
         "INVALID_ARGUMENT",
         "HELLO_REQUIRED",
@@ -56,13 +57,13 @@ def test_the_reasons_are_stable():
     ]
 
 
-def test_a_refusal_carries_its_details_as_text_for_programs():
+def test_refusal_carries_its_details_as_text_for_programs():
     refusal = Refusal(Reason.SEQUENCE_AHEAD, "too far", next_sequence=7)
     assert str(refusal) == refusal.message == "too far"
     assert refusal.metadata == {"next_sequence": "7"}
 
 
-def test_a_limit_says_what_was_given_which_limit_it_is_and_what_to_do_next():
+def test_limit_refusal_names_demand_limit_and_next_step():
     refusal = limit_exceeded("max_runs", 1_000, "1,000 runs are known already")
     assert refusal.reason is Reason.LIMIT_EXCEEDED
     assert refusal.message == (
@@ -72,13 +73,13 @@ def test_a_limit_says_what_was_given_which_limit_it_is_and_what_to_do_next():
     assert refusal.metadata == {"limit": "max_runs", "value": "1000"}
 
 
-def test_limit_of_its_own_says_what_to_do_next():
+def test_special_limit_refusal_has_its_own_next_step():
     refusal = limit_exceeded("max_watches", 5, "5 watches are open", "End one of them.")
     assert refusal.message == "5 watches are open; the limit max_watches is 5. End one of them."
 
 
 @pytest.mark.parametrize("keep", [Refused, lambda refusal: Entry(refusal=refusal)])
-def test_refusal_that_is_kept_lets_go_of_what_was_refused(keep):
+def test_kept_refusal_drops_the_refused_message(keep):
     """It came through frames that hold the request: a large payload would stay until a full collection."""
 
     def refuse() -> None:

@@ -63,7 +63,7 @@ def test_ranks_are_folded_into_ranges(ranks, text):
         ),
     ],
 )
-def test_a_missing_rank_is_named_with_host_pid_and_why(missing, text):
+def test_missing_rank_is_named_with_host_pid_and_why(missing, text):
     assert report.missing_one(missing) == text
 
 
@@ -72,7 +72,7 @@ def test_few_missing_ranks_are_named_one_by_one():
     assert named.count("rank ") == 16
 
 
-def test_many_missing_ranks_are_folded_by_host_and_reason_and_none_is_left_out():
+def test_many_missing_ranks_are_all_named_by_host_and_reason():
     missing = [MissingRank(r, MissingState.NOT_ARRIVED, f"node-{r // 8}", 100 + r) for r in range(16)]
     missing += [MissingRank(r, MissingState.NEVER_JOINED) for r in range(16, 4096) if r != 99]
     assert report.missing_all(missing) == (
@@ -81,7 +81,7 @@ def test_many_missing_ranks_are_folded_by_host_and_reason_and_none_is_left_out()
     )
 
 
-def test_the_roll_call_counts_and_names():
+def test_roll_call_counts_and_names():
     assert report.roll_call(16, 16, ()) == "arrived 16 of 16"
     assert report.roll_call(15, 16, [NOT_ARRIVED]).startswith("arrived 15 of 16; missing: rank 3 (")
 
@@ -94,7 +94,7 @@ def test_votes_are_named_with_rank_and_reason():
     )
 
 
-def test_a_decision_reads_as_the_design_shows_it():
+def test_decision_reads_as_the_design_shows_it():
     text = report.decision(
         report.barrier_name("job1", "checkpoint", 7),
         report.timed_out(300.0),
@@ -113,13 +113,13 @@ def test_a_decision_reads_as_the_design_shows_it():
     )
 
 
-def test_a_release_is_one_line():
+def test_release_is_one_line():
     why = report.released(16, 0.25, 3)
     text = report.decision("barrier X", why, Outcome.RELEASED, "job1", 16, 16, (), None)
     assert text == "barrier X was released: 16 of 16 arrived in 250 ms, rank 3 last"
 
 
-def test_a_reason_of_several_lines_is_indented_and_cannot_steer_a_terminal():
+def test_reason_of_several_lines_is_indented_and_cannot_steer_a_terminal():
     why = report.aborted("Traceback:\n  boom \x1b[2J")
     text = report.decision("barrier X", why, Outcome.ABORTED, "job1", 1, 2, (), None)
     assert text.splitlines()[:2] == ["barrier X was aborted: Traceback:", "      boom \\x1b[2J"]
@@ -136,7 +136,7 @@ def asking(fewest, most):
     )
 
 
-def test_an_evicted_rank_is_named_with_since_when():
+def test_evicted_rank_is_named_with_since_when():
     one = MissingRank(3, MissingState.EVICTED, "node-0", 4121, gone_for=3)
     assert report.missing_one(one) == "rank 3 (node-0, pid 4121, evicted 3 s ago)"
 
@@ -164,22 +164,22 @@ def test_what_a_node_asks_for_is_said_shortly(fewest, most, text):
         (2, 1, 3, "with 2 nodes in it, 1 waiting to be let in, 3 standing by"),
     ],
 )
-def test_a_complete_round_says_who_else_is_there(count, waiting, redundant, text):
+def test_complete_round_names_its_waiting_and_standby_nodes(count, waiting, redundant, text):
     said = report.round_runs("job1", 7, count, waiting, redundant)
     assert said == f"round 7 of run job1 is complete, {text}"
 
 
-def test_a_round_that_comes_together_says_how_far_it_is():
+def test_round_that_comes_together_says_how_far_it_is():
     said = report.round_forms("job1", 7, 1, asking(2, 4))
     assert said == "round 7 of run job1 comes together: 1 of 2 to 4 nodes have joined"
 
 
-def test_a_completed_round_names_its_nodes():
+def test_completed_round_names_its_nodes():
     said = report.round_completed("job1", 7, [A, B], 2.5)
     assert said == "round 7 of run job1 was completed in 2.5 s: node-0 (pid 100), node-1 (pid 101)"
 
 
-def test_a_rendezvous_that_timed_out_names_who_was_there():
+def test_timed_out_rendezvous_names_the_nodes_that_joined():
     said = report.rendezvous_timed_out("job1", 7, 600, [A], asking(2, 2), running=None)
     assert said == (
         "round 7 of run job1 did not come together within the join timeout of 600 s: "
@@ -192,7 +192,7 @@ def test_a_rendezvous_that_timed_out_names_who_was_there():
     )
 
 
-def test_those_who_went_are_named_if_there_are_any():
+def test_departed_nodes_are_named():
     assert report.nodes_gone([]) == ""
     gone = [(A, 6, "connection lost", 41.2), (B, 7, "left (bye)", 0.5)]
     assert report.nodes_gone(gone) == (
@@ -210,11 +210,11 @@ def test_those_who_went_are_named_if_there_are_any():
         ("me", "x" * 100, f"run job1 was closed by me: {'x' * 80}…"),
     ],
 )
-def test_a_closed_run_says_by_whom_and_why(by, reason, text):
+def test_closed_run_names_the_closer_and_the_reason(by, reason, text):
     assert report.run_closed("job1", Closed(by, reason, 0.0)) == text
 
 
-def test_the_missing_are_folded_by_host_and_reason():
+def test_missing_are_folded_by_host_and_reason():
     lost = [
         MissingRank(rank, MissingState.CONNECTION_LOST, "node-1", 70 + rank, gone_for=41) for rank in (9, 10)
     ]
@@ -243,7 +243,7 @@ def test_the_missing_are_folded_by_host_and_reason():
         (("-e", 3), "muster describe member -- -e 3"),
     ],
 )
-def test_a_command_to_paste_quotes_the_names_that_others_chose(names: tuple[object, ...], line: str):
+def test_command_to_paste_quotes_the_names_that_others_chose(names: tuple[object, ...], line: str):
     made = report.command("describe member", *names)
     assert made == line
     assert [word for word in shlex.split(made)[3:] if word != "--"] == [str(name) for name in names]

@@ -1,18 +1,18 @@
-"""The rendezvous of one run: its nodes come together, round by round.
+"""The rendezvous of one run: its nodes form one round after the other.
 
-A round is complete at once when the most nodes are there, or a while (the last call) after the fewest are.
-Who comes to a complete round waits, or stands by if the round is full. The nodes of the round learn that
-someone waits, and begin the next round by joining again; it comes together when all have left the old one.
+A round is complete as soon as ``max_nodes`` have joined, or ``last_call_timeout`` after ``min_nodes`` have. A
+node that joins during a complete round waits, or stands by if the round is full. The coordinator tells the
+nodes of the round how many nodes wait. They then join again, and the next round forms when all have left.
 
-What is observed follows torch's dynamic rendezvous. What differs is said in docs/rendezvous.md.
+The behaviour follows torch's dynamic rendezvous; docs/rendezvous.md lists the differences.
 """
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from muster.service.core.elapsed import elapsed
+from muster.service.core.rendezvous import refusals
+from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
@@ -30,69 +30,16 @@ from muster.service.core.vocabulary.effects import (
     Standing,
 )
 from muster.service.core.vocabulary.events import JoinRendezvous, SessionId
-from muster.service.core.vocabulary.model import Closed, Instant, NodeInfo, NodeStanding, RendezvousSettings
+from muster.service.core.vocabulary.model import Closed, Instant, NodeStanding, RendezvousSettings
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 ROUND_HISTORY = 64
-"""Completed rounds of a run that are kept for people to look at."""
+"""Number of completed rounds that a run keeps for people."""
 MAX_DEPARTED = 64
-"""Nodes that went, kept to be named."""
-TIMED_OUT = "timed out"
-"""Why a node went that got no round."""
+"""Number of departed nodes that a run keeps, so that reports can name them."""
 WAITING_ANNOUNCE_INTERVAL = 1.0
-"""Seconds between two tellings of how many nodes wait, so that a whole job that joins again does not tell
-everyone about everyone; and in which those who time out count as one company."""
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One life of one agent, and its place."""
-
-    info: NodeInfo
-    attempt: int
-    settings: RendezvousSettings
-    session: SessionId | None
-    since: float
-    """When its stream was opened or lost, on the monotonic clock."""
-    joined_at: float
-    """Since when it waits for a round: perhaps since before this coordinator began."""
-    arrival: int
-    """Its order among all joins."""
-    standing: NodeStanding = NodeStanding.PARTICIPANT
-    rank: int | None = None
-    """In the complete round."""
-
-    def __str__(self) -> str:
-        return report.node_name(self.info)
-
-
-@dataclass(frozen=True, slots=True)
-class Departed:
-    """A node that lost or gave up its place."""
-
-    info: NodeInfo
-    round: int
-    reason: str
-    at: float
-    """On the monotonic clock."""
-
-
-@dataclass(slots=True)
-class _Places:
-    """The nodes that have a place, by incarnation, in the order in which they took it."""
-
-    participants: dict[str, Node] = field(default_factory=dict)
-    waiting: dict[str, Node] = field(default_factory=dict)
-    redundant: dict[str, Node] = field(default_factory=dict)
-
-    def of(self, standing: NodeStanding) -> dict[str, Node]:
-        match standing:
-            case NodeStanding.PARTICIPANT:
-                return self.participants
-            case NodeStanding.WAITING:
-                return self.waiting
-            case NodeStanding.REDUNDANT:
-                return self.redundant
+"""Seconds between two messages about the number of waiting nodes. When a whole job joins again, this limits
+the messages to one in each interval."""
 
 
 class Rendezvous:
@@ -100,29 +47,29 @@ class Rendezvous:
 
     Args:
         run_id: the run.
-        timers: where it asks to be woken.
+        timers: wakes the rendezvous.
     """
 
     def __init__(self, run_id: str, timers: "WakeUps[Rendezvous]") -> None:
         self.run_id = run_id
         self.round = 0
-        """The round that is complete, or comes together."""
+        """The number of the round that is complete or forms."""
         self.complete = False
         self.settings: RendezvousSettings | None = None
-        """What the nodes agree on; None before the first one."""
+        """The settings that the nodes agree on; None before the first node."""
         self.rounds: deque[RoundRecord] = deque()
         """The last completed rounds, oldest first."""
         self.departed: deque[Departed] = deque(maxlen=MAX_DEPARTED)
-        """The last nodes that went, newest first."""
+        """The last departed nodes, newest first."""
         self._timers = timers
-        self._places = _Places()
+        self._places = Places()
         self._ranks: dict[str, int] = {}
         """The ranks of the last completed round, by incarnation."""
         self._arrivals = 0
         self._min_round = 0
-        """What the next round must be numbered at the least."""
+        """The lowest number that the next round may have."""
         self._last_call: float | None = None
-        """When a round with the fewest nodes is complete."""
+        """When the last call ends, on the monotonic clock; None: fewer than ``min_nodes`` are there."""
         self._announced_waiting = 0
         self._announced_at = float("-inf")
 
@@ -137,21 +84,21 @@ class Rendezvous:
         return sum(len(self._places.of(standing)) for standing in NodeStanding)
 
     def of(self, standing: NodeStanding) -> list[Node]:
-        """The nodes that stand so, in order."""
+        """Return the nodes with a standing, in order."""
         return list(self._places.of(standing).values())
 
     def count(self, standing: NodeStanding) -> int:
-        """How many nodes stand so."""
+        """Return how many nodes have a standing."""
         return len(self._places.of(standing))
 
     @property
     def without_round(self) -> int:
-        """How many nodes wait to be told a round."""
+        """How many nodes have no complete round yet, and do not stand by."""
         forming = 0 if self.complete else self.count(NodeStanding.PARTICIPANT)
         return forming + self.count(NodeStanding.WAITING)
 
     def find(self, incarnation: str) -> Node | None:
-        """The node of this incarnation, if it has a place."""
+        """Return the node of this incarnation, if it has a place."""
         places = self._places
         return (
             places.participants.get(incarnation)
@@ -160,12 +107,12 @@ class Rendezvous:
         )
 
     def holds_round(self, incarnation: str, attempt: int) -> bool:
-        """Whether this attempt of the node has brought it into the complete round."""
+        """Whether the node is in the complete round by this attempt."""
         node = self._places.participants.get(incarnation)
         return self.complete and node is not None and node.attempt == attempt
 
     def message(self) -> str:
-        """How it stands, for people."""
+        """Return the state of the rendezvous, in words."""
         if self.settings is None:
             return report.no_rendezvous(self.run_id)
         count = self.count(NodeStanding.PARTICIPANT)
@@ -179,36 +126,33 @@ class Rendezvous:
             )
         return report.round_forms(self.run_id, self.round, count, self.settings)
 
-    # ------------------------------------------------------------------ what nodes do
+    # ------------------------------------------------------------------ joining and leaving
 
     def raise_next_round(self, round: int) -> None:
-        """Number the rounds that are not complete yet above this one."""
+        """Number all later rounds above ``round``."""
         self._min_round = round + 1
         if not self.complete:
             self.round = max(self.round, self._min_round)
 
     def join(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> Node:
-        """Give a node a place, or the one back that it has.
+        """Give a node a place, or tell it the place that it already has.
 
         Raises:
             Refusal: NODE_REMOVED, SETTINGS_DIFFER, or SUPERSEDED by a later join of the same node.
         """
         node = self.find(ask.node.incarnation)
         if node is not None and ask.attempt < node.attempt:
-            raise Refusal(
-                Reason.SUPERSEDED,
-                f"attempt {ask.attempt} of node {node} to join run {self.run_id}: it has made attempt "
-                f"{node.attempt} since. End the older one.",
-            )
+            raise refusals.superseded(ask, node)
         if ask.round is not None and not (
             self.holds_round(ask.node.incarnation, ask.attempt) and ask.round == self.round
         ):
-            raise self._removed(ask)
+            departed = (one for one in self.departed if one.info.incarnation == ask.node.incarnation)
+            raise refusals.not_in_round(ask, next(departed, None))
         if node is not None and ask.attempt == node.attempt:
             self._move_to(ask.session, node, now, effects)
             self._send_place(node, effects)
             if self.complete and node.standing is NodeStanding.PARTICIPANT:
-                # The count may have changed while the stream was lost, to none perhaps.
+                # The count may have changed while the stream was lost, even to 0.
                 effects.send(ask.session, NodesWaiting(self._announced_waiting))
             self._advance(now, effects)
             return node
@@ -232,44 +176,32 @@ class Rendezvous:
         return node
 
     def disconnect(self, node: Node, session: SessionId, now: Instant) -> None:
-        """A node's stream broke; its place is kept for its keep-alive timeout."""
+        """Keep the place of a node whose stream broke for its keep-alive timeout."""
         if node.session == session and self.find(node.info.incarnation) is node:
             node.session = None
             node.since = now.monotonic
             self._timers.arm(self, now.monotonic + node.settings.keep_alive_timeout)
 
     def leave(self, incarnation: str, reason: str, now: Instant, effects: Effects) -> bool:
-        """A node gives its place up. Returns whether it had one."""
+        """Give up a node's place on its request. Returns whether it had one."""
         node = self.find(incarnation)
         if node is None:
             return False
         if node.session is not None:
-            over = Refusal(
-                Reason.NODE_REMOVED,
-                f"node {node} has left run {self.run_id}; its place is given up. To come back, join anew.",
-            )
-            effects.send(node.session, Refused(over, final=True))
+            effects.send(node.session, Refused(refusals.left(self.run_id, node), final=True))
         self._depart(node, f"left ({report.shown(reason)})" if reason else "left", now, effects)
         self._advance(now, effects)
         return True
 
     def close(self, closed: Closed, now: Instant, effects: Effects) -> None:
-        """The run is closed: every wait for a round ends; the complete round goes on to its end."""
+        """End every wait for a round, because the run was closed. The complete round continues."""
         ended = self.of(NodeStanding.WAITING)
         if not self.complete:
             ended += self.of(NodeStanding.PARTICIPANT)
         for node in ended:
-            self._refuse(node, run_closed(self.run_id, closed), effects)
+            self._refuse(node, refusals.run_closed(self.run_id, closed), effects)
         for node in self.of(NodeStanding.REDUNDANT):
-            self._refuse(
-                node,
-                Refusal(
-                    Reason.NODE_NOT_NEEDED,
-                    f"{report.run_closed(self.run_id, closed)}, while node {node} stood by; it was not "
-                    "needed.",
-                ),
-                effects,
-            )
+            self._refuse(node, refusals.not_needed(self.run_id, closed, node), effects)
         self._last_call = None
         if self.complete:
             effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), closed))
@@ -278,7 +210,7 @@ class Rendezvous:
     # ------------------------------------------------------------------ time
 
     def on_time(self, now: Instant, effects: Effects) -> None:
-        """Remove the dead, end the last call, and end the waits that took too long."""
+        """Remove lost nodes, end the last call, and end waits after their join timeout."""
         for node in [n for n in self if n.session is None]:
             if now.monotonic >= node.since + node.settings.keep_alive_timeout:
                 self._depart(node, "connection lost", now, effects, at=node.since)
@@ -288,7 +220,7 @@ class Rendezvous:
         self._arm(now)
 
     def _end_waits(self, now: Instant, effects: Effects) -> None:
-        """Refuse those whose join timeout is over. All are named to each of them."""
+        """Refuse the nodes whose join timeout is over. The refusal names all of them."""
         late = [
             (node, self._timeout_report(node, now), self._nodes_gone(now))
             for node in self
@@ -309,7 +241,7 @@ class Rendezvous:
             self._timers.arm(self, min(times))
 
     def _waits(self, node: Node) -> bool:
-        """Whether its join timeout runs; who stands by does so without end, as in torch."""
+        """Whether its join timeout runs. A node on standby has no timeout, as in torch."""
         if node.standing is NodeStanding.PARTICIPANT:
             return not self.complete
         return node.standing is NodeStanding.WAITING
@@ -317,7 +249,7 @@ class Rendezvous:
     # ------------------------------------------------------------------ places
 
     def _place(self, node: Node) -> None:
-        """Give a place to a node that has none."""
+        """Give a place to a node without one."""
         assert self.settings is not None
         node.rank = None
         if self.count(NodeStanding.PARTICIPANT) >= self.settings.max_nodes:
@@ -350,12 +282,9 @@ class Rendezvous:
             effects.send(node.session, Refused(refusal, final=True))
 
     def _move_to(self, session: SessionId, node: Node, now: Instant, effects: Effects) -> None:
-        """A node speaks on another stream than before."""
+        """Move a node to a new stream, and end the one before."""
         if node.session is not None:
-            over = Refusal(
-                Reason.SESSION_REPLACED, f"node {node} has joined on another stream; this one is over."
-            )
-            effects.send(node.session, Refused(over, final=True))
+            effects.send(node.session, Refused(refusals.replaced(node), final=True))
         node.session = session
         node.since = now.monotonic
 
@@ -372,7 +301,7 @@ class Rendezvous:
     # ------------------------------------------------------------------ rounds
 
     def _advance(self, now: Instant, effects: Effects) -> None:
-        """Draw the consequences of whatever has changed."""
+        """Advance the rendezvous as far as the current places allow."""
         if self.complete and not self.count(NodeStanding.PARTICIPANT):
             self._begin_round(now, effects)
         if self.complete:
@@ -383,7 +312,7 @@ class Rendezvous:
         self._announce_waiting(now, effects)
 
     def _begin_round(self, now: Instant, effects: Effects) -> None:
-        """The last node has left the round: those who wait make the next one, who was in it first."""
+        """Form the next round after the last node left: first its nodes, then the others by join."""
         self.complete = False
         self.round = max(self.round + 1, self._min_round)
         self._last_call = None
@@ -391,7 +320,7 @@ class Rendezvous:
         assert self.settings is not None
         comers = self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT)
         comers.sort(key=lambda node: (node.info.incarnation not in self._ranks, node.arrival))
-        self._places = _Places()
+        self._places = Places()
         for index, node in enumerate(comers):
             before = node.standing
             fits = index < self.settings.max_nodes
@@ -403,7 +332,7 @@ class Rendezvous:
                 self._send_place(node, effects)
 
     def _let_redundant_in(self, settings: RendezvousSettings, now: Instant, effects: Effects) -> None:
-        """A place in the round that comes together is free: who stands by takes it."""
+        """Give free places of the forming round to nodes on standby."""
         places = self._places
         while places.redundant and len(places.participants) < settings.max_nodes:
             node = places.redundant.pop(next(iter(places.redundant)))
@@ -412,12 +341,12 @@ class Rendezvous:
             self._send_place(node, effects)
 
     def _wait_from(self, now: Instant, node: Node) -> None:
-        """Who stood by waits for a round: its join timeout begins."""
+        """Start the join timeout of a node that stood by."""
         node.joined_at = now.monotonic
         self._timers.arm(self, now.monotonic + node.settings.join_timeout)
 
     def _let_redundant_wait(self, now: Instant, effects: Effects) -> None:
-        """A place in the complete round is free: who stood by waits to be let in."""
+        """Let nodes on standby wait for the next round if the complete round has a free place."""
         assert self.settings is not None
         places = self._places
         if not places.redundant or len(places.participants) >= self.settings.max_nodes:
@@ -430,7 +359,7 @@ class Rendezvous:
         places.redundant.clear()
 
     def _update_last_call(self, settings: RendezvousSettings, now: Instant, effects: Effects) -> None:
-        """Complete the round if it is time, or begin or end its last call."""
+        """Complete the round if it is due, or start or cancel its last call."""
         count = self.count(NodeStanding.PARTICIPANT)
         if count < settings.min_nodes:
             self._last_call = None
@@ -443,7 +372,7 @@ class Rendezvous:
             self._complete_round(now, effects)
 
     def _suits_every_node(self, count: int) -> bool:
-        """Whether a round of so many nodes is what every participant asked for, and none may be dead."""
+        """Whether every participant accepts a round of ``count`` nodes, and has an open stream."""
         return all(
             node.session is not None and node.settings.min_nodes <= count <= node.settings.max_nodes
             for node in self._places.participants.values()
@@ -451,7 +380,8 @@ class Rendezvous:
 
     def _complete_round(self, now: Instant, effects: Effects) -> None:
         nodes = self.of(NodeStanding.PARTICIPANT)
-        self._rank(nodes)
+        assign_ranks(nodes, self._ranks)
+        self._ranks = {node.info.incarnation: node.rank for node in nodes if node.rank is not None}
         self.complete = True
         self._last_call = None
         waited = now.monotonic - min(node.joined_at for node in nodes)
@@ -475,24 +405,8 @@ class Rendezvous:
             )
         )
 
-    def _rank(self, nodes: list[Node]) -> None:
-        """Who stays keeps its rank where it can; the others follow by address, then arrival."""
-        free = dict.fromkeys(range(len(nodes)))
-        newcomers: list[Node] = []
-        for node in nodes:
-            before = self._ranks.get(node.info.incarnation)
-            if before in free:
-                del free[before]
-                node.rank = before
-            else:
-                newcomers.append(node)
-        newcomers.sort(key=lambda node: (natural(node.info.address), node.arrival))
-        for node, rank in zip(newcomers, free, strict=True):
-            node.rank = rank
-        self._ranks = {node.info.incarnation: node.rank for node in nodes if node.rank is not None}
-
     def _announce_waiting(self, now: Instant, effects: Effects) -> None:
-        """Tell the nodes of the complete round how many wait, if that has changed, and not too often."""
+        """Tell the nodes of the complete round how many nodes wait, if that number changed."""
         if not self.complete:
             return
         count = self.count(NodeStanding.WAITING)
@@ -511,45 +425,23 @@ class Rendezvous:
     # ------------------------------------------------------------------ refusals
 
     def _check_settings(self, ask: JoinRendezvous, own: Node | None) -> None:
-        """All nodes must want the same; a node that is alone may want what it likes.
+        """Refuse a node that wants another number of nodes than the others.
 
-        A node that is away may come back within its keep-alive timeout, so it binds the others until then.
+        A node with a lost stream may come back within its keep-alive timeout, so its settings still count.
         """
-        if self.settings is None or self._is_alone(own):
+        wanted, agreed = ask.settings, self.settings
+        if agreed is None or self._is_alone(own):
             return
-        wanted = ask.settings.min_nodes, ask.settings.max_nodes
-        agreed = self.settings.min_nodes, self.settings.max_nodes
-        if wanted == agreed:
-            return
-        text = (
-            f"node {report.node_name(ask.node)} asks for {report.nodes_wanted(ask.settings)}, and the "
-            f"nodes of run {self.run_id} for {report.nodes_wanted(self.settings)}. Start every node with "
-            "the same --nnodes."
-        )
-        if all(node.session is None for node in self if node is not own):
-            most = max(node.settings.keep_alive_timeout for node in self if node is not own)
-            text += (
-                " The connections of these nodes are lost at present; their places are given up "
-                f"{report.seconds(most)} after that, and then the node may join."
-            )
-        raise Refusal(Reason.SETTINGS_DIFFER, text)
+        if (wanted.min_nodes, wanted.max_nodes) != (agreed.min_nodes, agreed.max_nodes):
+            raise refusals.settings_differ(ask, agreed, [node for node in self if node is not own])
 
     def _is_alone(self, own: Node | None) -> bool:
         """Whether no other node has a place."""
         return all(node is own for node in self)
 
-    def _removed(self, ask: JoinRendezvous) -> Refusal:
-        gone = next((one for one in self.departed if one.info.incarnation == ask.node.incarnation), None)
-        why = f" ({gone.reason})" if gone is not None else ""
-        return Refusal(
-            Reason.NODE_REMOVED,
-            f"node {report.node_name(ask.node)} is not in round {ask.round} of run {self.run_id} any "
-            f"more{why}. End its workers, and join anew.",
-        )
-
     def _timeout_report(self, node: Node, now: Instant) -> str:
         others = [n.info for n in self if n is not node and n.standing is node.standing]
-        others += [one.info for one in self.departed if self._timed_out_together(one, now)]
+        others += [one.info for one in self.departed if one.timed_out_just_now(self.round, now.monotonic)]
         assert self.settings is not None
         return report.rendezvous_timed_out(
             self.run_id,
@@ -565,40 +457,24 @@ class Rendezvous:
             [
                 (one.info, one.round, one.reason, now.monotonic - one.at)
                 for one in self.departed
-                if not self._timed_out_together(one, now)
+                if not one.timed_out_just_now(self.round, now.monotonic)
             ]
         )
-
-    def _timed_out_together(self, gone: Departed, now: Instant) -> bool:
-        """Whether a node's time was over so shortly ago that it counts as having joined with the others."""
-        recent = now.monotonic - gone.at < WAITING_ANNOUNCE_INTERVAL
-        return recent and (gone.round, gone.reason) == (self.round, TIMED_OUT)
 
     # ------------------------------------------------------------------ restoring
 
     def restore(
         self, rounds: Iterable[RoundRecord], participants: Iterable[ParticipantRecord], now: Instant
     ) -> None:
-        """Take the durable state back: the last rounds, and who was in the complete one.
-
-        Joins that wait are soft: their nodes ask again.
-        """
+        """Restore the last rounds, and the nodes of the complete one. Waiting nodes join again."""
         self.rounds.extend(sorted(rounds, key=lambda record: record.round))
         if not self.rounds:
             return
         self.round = self.rounds[-1].round
         for record in sorted(participants, key=lambda record: record.rank):
             self._arrivals += 1
-            node = Node(
-                record.node,
-                record.attempt,
-                record.settings,
-                None,
-                now.monotonic,
-                now.monotonic,
-                self._arrivals,
-                rank=record.rank,
-            )
+            asked, at = (record.node, record.attempt, record.settings), now.monotonic
+            node = Node(*asked, None, at, at, self._arrivals, rank=record.rank)
             self._places.participants[record.node.incarnation] = node
             self._ranks[record.node.incarnation] = record.rank
             self.settings = record.settings
@@ -607,23 +483,8 @@ class Rendezvous:
             self.round += 1
 
     def serve(self, now: Instant) -> None:
-        """Every node of the round has its keep-alive timeout, counted from now, to come back."""
+        """Give every node of the round its keep-alive timeout, from now, to come back."""
         for node in self:
             if node.session is None:
                 node.since = now.monotonic
                 self._timers.arm(self, now.monotonic + node.settings.keep_alive_timeout)
-
-
-def run_closed(run_id: str, closed: Closed) -> Refusal:
-    """The refusal for a newcomer to a closed run: invariant 13 (closing is final)."""
-    return Refusal(
-        Reason.RUN_CLOSED,
-        f"{report.run_closed(run_id, closed)}. A closed run admits no newcomers: start the job under "
-        "another run id.",
-    )
-
-
-def natural(address: str) -> list[tuple[int, int, str]]:
-    """A key under which ``node-2`` and ``10.0.0.2`` come before ``node-10`` and ``10.0.0.10``."""
-    parts = re.split(r"([0-9]+)", address)
-    return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]

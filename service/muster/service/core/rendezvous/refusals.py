@@ -1,0 +1,72 @@
+"""Why a rendezvous refuses a node, or ends its stream."""
+
+from muster.service.core.rendezvous.nodes import Departed, Node
+from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.events import JoinRendezvous
+from muster.service.core.vocabulary.model import Closed, RendezvousSettings
+from muster.service.core.vocabulary.refusal import Reason, Refusal
+
+
+def run_closed(run_id: str, closed: Closed) -> Refusal:
+    """Return the refusal for a newcomer to a closed run: invariant 13 (closing is final)."""
+    return Refusal(
+        Reason.RUN_CLOSED,
+        f"{report.run_closed(run_id, closed)}. A closed run admits no newcomers: start the job under "
+        "another run id.",
+    )
+
+
+def not_needed(run_id: str, closed: Closed, node: Node) -> Refusal:
+    """Return the refusal for a node on standby when its run is closed."""
+    return Refusal(
+        Reason.NODE_NOT_NEEDED,
+        f"{report.run_closed(run_id, closed)}, while node {node} stood by; it was not needed.",
+    )
+
+
+def superseded(ask: JoinRendezvous, node: Node) -> Refusal:
+    """Return the refusal for an older attempt of a node."""
+    return Refusal(
+        Reason.SUPERSEDED,
+        f"attempt {ask.attempt} of node {node} to join run {ask.run_id}: it has made attempt "
+        f"{node.attempt} since. End the older one.",
+    )
+
+
+def not_in_round(ask: JoinRendezvous, gone: Departed | None) -> Refusal:
+    """Return the refusal for a node that asks for a round that it is no longer in."""
+    why = f" ({gone.reason})" if gone is not None else ""
+    return Refusal(
+        Reason.NODE_REMOVED,
+        f"node {report.node_name(ask.node)} is not in round {ask.round} of run {ask.run_id} any "
+        f"more{why}. End its workers, and join anew.",
+    )
+
+
+def left(run_id: str, node: Node) -> Refusal:
+    """Return why the stream of a node that left ends."""
+    return Refusal(
+        Reason.NODE_REMOVED,
+        f"node {node} has left run {run_id}; its place is given up. To come back, join anew.",
+    )
+
+
+def replaced(node: Node) -> Refusal:
+    """Return why a stream ends whose node has joined on another one."""
+    return Refusal(Reason.SESSION_REPLACED, f"node {node} has joined on another stream; this one is over.")
+
+
+def settings_differ(ask: JoinRendezvous, agreed: RendezvousSettings, others: list[Node]) -> Refusal:
+    """Return the refusal for a node that wants another number of nodes than those with a place."""
+    text = (
+        f"node {report.node_name(ask.node)} asks for {report.nodes_wanted(ask.settings)}, and the "
+        f"nodes of run {ask.run_id} for {report.nodes_wanted(agreed)}. Start every node with "
+        "the same --nnodes."
+    )
+    if all(node.session is None for node in others):
+        longest = max(node.settings.keep_alive_timeout for node in others)
+        text += (
+            " The connections of these nodes are lost at present; their places are given up "
+            f"{report.seconds(longest)} after that, and then the node may join."
+        )
+    return Refusal(Reason.SETTINGS_DIFFER, text)

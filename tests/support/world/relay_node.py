@@ -1,0 +1,82 @@
+"""A relay's stream that a test writes by hand."""
+
+from muster.service.core.vocabulary.effects import (
+    Entered,
+    Entry,
+    Parted,
+    Refused,
+)
+from muster.service.core.vocabulary.events import (
+    Arrival,
+    Arrive,
+    Enter,
+    Hello,
+    JoinGroup,
+    Part,
+    ProcessInfo,
+)
+from muster.service.core.vocabulary.model import MemberState
+from muster.service.core.vocabulary.refusal import Reason
+from tests.support.expect import of_kind
+from tests.support.world.core_client import CKPT, TIMEOUT
+from tests.support.world.core_world import RUN, World
+
+RELAY = "node-0 (pid 70)"
+
+
+def info(rank: int, incarnation: str = "", **more: int) -> ProcessInfo:
+    return ProcessInfo(rank, incarnation or f"p{rank}", "node-0", 4000 + rank, **more)
+
+
+class Node:
+    """A relay's line that is written to by hand; what comes back is read, not acted upon."""
+
+    def __init__(self, world: World, *ranks: int, generation: int = 0, join: bool = True) -> None:
+        self.world = world
+        self.session = world.new_session()
+        (self.welcome,) = world.ask(Hello(self.session, RUN, generation, (), RELAY))
+        if ranks:
+            self.enter(*(info(rank) for rank in ranks))
+            if join:
+                world.do(JoinGroup(self.session, CKPT, world.world_size, ranks=ranks))
+
+    def enter(self, *processes: ProcessInfo) -> tuple[Entry, ...]:
+        entered = self.world.ask(Enter(self.session, processes))[0]
+        return of_kind(Entered, entered).entries
+
+    def refused(self, *processes: ProcessInfo) -> list[Reason | None]:
+        """Why each was refused, None if it was not."""
+        entries = self.enter(*processes)
+        return [entry.refusal.reason if entry.refusal is not None else None for entry in entries]
+
+    def part(self, *ranks: int, goodbye: str | None = None) -> None:
+        parted = [
+            one for one in self.world.ask(Part(self.session, ranks, goodbye)) if isinstance(one, Parted)
+        ]
+        assert parted == [Parted(ranks)]
+
+    def arrive(self, *ranks: int, sequence: int = 0) -> None:
+        self.world.do(Arrive(self.session, CKPT, sequence, TIMEOUT, tuple(Arrival(rank) for rank in ranks)))
+
+    @property
+    def told(self) -> list[tuple[object, list[int]]]:
+        """What the last step told it, with the ranks that are named."""
+        return [
+            (message, sorted(to[self.session]))
+            for to, message in self.world.last.deliveries
+            if self.session in to
+        ]
+
+    @property
+    def refusals(self) -> list[Refused]:
+        """Those among it."""
+        return [message for message, _ in self.told if isinstance(message, Refused)]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of this stream as the coordinator knows them."""
+        return list(self.world.coordinator.sessions.open[self.session].processes)
+
+    def state(self, rank: int) -> MemberState:
+        (process,) = self.world.coordinator.runs[RUN].roster.of_rank(rank)
+        return process.state

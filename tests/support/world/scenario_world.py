@@ -183,7 +183,7 @@ class ScenarioWorld(RendezvousWorld):
 
 
 def _lines(steps: list[Step]) -> Iterator[str]:
-    """The lines of the steps of one moment: the disk, who heard what, the log."""
+    """Return the lines of the steps of one moment: the disk, the messages, the log."""
     disk = [record for step in steps for record in step.disk]
     if disk:
         yield f"disk: {', '.join(disk)}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import Abort, Arrival, Arrive, JoinGroup, LeaveRendezvous, Tick
 from muster.service.core.vocabulary.limits import Limits
-from muster.service.core.vocabulary.model import NodeStanding
+from muster.service.core.vocabulary.model import NodeStanding, RendezvousSettings
 from tests.support.world.core_client import CKPT, TIMEOUT, Client
 from tests.support.world.core_disk import Crash
 from tests.support.world.core_world import RUN
@@ -68,7 +68,7 @@ class Options:
 
     def __init__(self, words: list[str]) -> None:
         pairs = [re.fullmatch(r"([a-z_]+)=(.*)", word, re.DOTALL) for word in words]
-        self.names = [word for word, pair in zip(words, pairs, strict=True) if pair is None]
+        self._names = [word for word, pair in zip(words, pairs, strict=True) if pair is None]
         self._values = {pair[1]: pair[2] for pair in pairs if pair is not None}
 
     def text(self, key: str, default: str = "") -> str:
@@ -83,20 +83,32 @@ class Options:
     def ranks(self, key: str) -> tuple[int, ...]:
         return tuple(int(rank) for rank in self._values.pop(key, "").split(",") if rank)
 
-    @property
-    def rest(self) -> dict[str, str]:
-        """What no one has asked for yet."""
+    def take_names(self) -> list[str]:
+        names, self._names = self._names, []
+        return names
+
+    def take_rest(self) -> dict[str, str]:
+        """Take the values that are left, by key."""
         rest, self._values = self._values, {}
         return rest
 
     def end(self) -> None:
-        assert not self._values, f"unknown: {', '.join(self._values)}"
+        unknown = [*self._names, *self._values]
+        assert not unknown, f"unknown: {', '.join(unknown)}"
 
 
 def seconds(text: str) -> float:
     found = SECONDS.fullmatch(text)
     assert found, f"not a time, such as 2.5s: {text}"
     return float(found[1])
+
+
+def _node_settings(options: Options, count: str) -> RendezvousSettings:
+    """What a node asks for: ``count`` is ``3`` or ``2-3``."""
+    least, _, most = count.partition("-")
+    times = {f"{name}_timeout": options.seconds(name, -1.0) for name in ("join", "last_call", "keep_alive")}
+    changed = {name: time for name, time in times.items() if time >= 0}
+    return nodes(int(least), int(most or least), **changed)
 
 
 class Scenario:
@@ -130,22 +142,18 @@ class Scenario:
 
     def do_world(self, options: Options) -> None:
         """How many ranks the job has, how many nodes a round, and the limits that are not the default."""
-        least, _, most = options.text("nodes", "2").partition("-")
-        times = {
-            f"{name}_timeout": options.seconds(name, -1.0) for name in ("join", "last_call", "keep_alive")
-        }
-        settings = nodes(int(least), int(most or least), **{k: v for k, v in times.items() if v >= 0})
+        settings = _node_settings(options, options.text("nodes", "2"))
         size = options.number("size", 2)
-        limits = {name: int(value) for name, value in options.rest.items()}
+        limits = {name: int(value) for name, value in options.take_rest().items()}
         self.world = ScenarioWorld(size, settings, Limits(**limits) if limits else None)
 
     def do_wait(self, options: Options) -> None:
-        (time,) = options.names
+        (time,) = options.take_names()
         self.world.wait(seconds(time))
 
     def do_stall(self, options: Options) -> None:
         """Time passes, and the coordinator gets to run only at its end."""
-        (time,) = options.names
+        (time,) = options.take_names()
         self.world.tick(self.world.now + seconds(time))
 
     def do_tick(self, options: Options) -> None:
@@ -153,7 +161,7 @@ class Scenario:
         self.world.do(Tick())
 
     def do_move_wall_clock(self, options: Options) -> None:
-        (time,) = options.names
+        (time,) = options.take_names()
         self.world.wall_offset += seconds(time.lstrip("-")) * (-1 if time.startswith("-") else 1)
 
     def do_crash(self, options: Options) -> None:
@@ -161,7 +169,7 @@ class Scenario:
 
     def do_crash_next(self, options: Options) -> None:
         """The coordinator is killed within its next step, before or after that is on disk."""
-        (when,) = options.names
+        (when,) = options.take_names()
         self.world.crash_next = {"before-disk": Crash.BEFORE_PERSIST, "after-disk": Crash.AFTER_PERSIST}[when]
 
     # ------------------------------------------------------------------ processes and nodes
@@ -169,7 +177,7 @@ class Scenario:
     def do_start(self, options: Options) -> None:
         """Start processes, each with its stream open."""
         generation, run = options.number("generation"), options.text("run", RUN)
-        for name in options.names:
+        for name in options.take_names():
             self._start(name, generation, run)
 
     def _start(self, name: str, generation: int = 0, run: str = RUN) -> Client:
@@ -188,14 +196,18 @@ class Scenario:
         assert isinstance(found, Client), f"{name} is a node"
         return found
 
+    def _started(self, name: str) -> Client | Agent:
+        assert name in self.world.processes, f"{name} has not started"
+        return self.world.processes[name]
+
     def _node(self, name: str) -> Agent:
-        found = self.world.processes[name]
+        found = self._started(name)
         assert isinstance(found, Agent), f"{name} is a process"
         return found
 
     def do_join(self, options: Options) -> None:
         """Processes join a group, or nodes a round."""
-        names = options.names
+        names = options.take_names()
         if names[0][0].isalpha():
             self._join_round(names, options)
             return
@@ -220,12 +232,8 @@ class Scenario:
 
     def _join_round(self, names: list[str], options: Options) -> None:
         run, address = options.text("run", RUN), options.text("address")
-        least, _, most = options.text("nodes").partition("-")
-        times = {
-            f"{name}_timeout": options.seconds(name, -1.0) for name in ("join", "last_call", "keep_alive")
-        }
-        changed = {key: value for key, value in times.items() if value >= 0}
-        settings = nodes(int(least), int(most or least), **changed) if least else None
+        count = options.text("nodes")
+        settings = _node_settings(options, count) if count else None
         seen = options.text("old_stream") != "open"
         for name in names:
             if name not in self.world.processes:
@@ -236,24 +244,24 @@ class Scenario:
             agent.join(seen=seen)
 
     def do_connect(self, options: Options) -> None:
-        for name in options.names:
-            self.world.processes[name].connect()
+        for name in options.take_names():
+            self._started(name).connect()
 
     def do_disconnect(self, options: Options) -> None:
         """The stream breaks, and both ends see it."""
-        for name in options.names:
-            process = self.world.processes[name]
+        for name in options.take_names():
+            process = self._started(name)
             process.lose_connection() if isinstance(process, Client) else process.lose_stream()
 
     def do_break(self, options: Options) -> None:
         """The stream breaks, and the coordinator does not see it yet."""
-        for name in options.names:
-            process = self.world.processes[name]
+        for name in options.take_names():
+            process = self._started(name)
             process.stream_breaks() if isinstance(process, Client) else process.lose_stream(seen=False)
 
     def do_notice(self, options: Options) -> None:
         """The coordinator sees that streams broke."""
-        for name in options.names:
+        for name in options.take_names():
             self._node(name).coordinator_sees_it()
 
     # ------------------------------------------------------------------ processes
@@ -263,7 +271,7 @@ class Scenario:
         group, at = options.text("group", CKPT), options.text("at")
         timeout, warn = options.seconds("timeout", TIMEOUT), options.seconds("warn", 0.0)
         payload = options.text("payload").encode()
-        for name in options.names:
+        for name in options.take_names():
             client = self._client(name)
             if at:
                 assert client.session is not None
@@ -273,34 +281,34 @@ class Scenario:
 
     def do_arrive_again(self, options: Options) -> None:
         """Processes send the same arrival again."""
-        for name in options.names:
+        for name in options.take_names():
             self._client(name).arrive_again()
 
     def do_vote(self, options: Options) -> None:
         """A process votes that its barrier must fail."""
-        (name,) = options.names
+        (name,) = options.take_names()
         self._client(name).arrive(failure=options.text("reason"))
 
     def do_goodbye(self, options: Options) -> None:
-        for name in options.names:
+        for name in options.take_names():
             self._client(name).goodbye()
 
     def do_die(self, options: Options) -> None:
-        for name in options.names:
+        for name in options.take_names():
             self._client(name).die()
 
     # ------------------------------------------------------------------ nodes, calls, operators
 
     def do_leave(self, options: Options) -> None:
         reason = options.text("reason")
-        for name in options.names:
+        for name in options.take_names():
             self.world.caller = name
             self._node(name).leave(reason)
             self.world.caller = "operator"
 
     def do_ask(self, options: Options) -> None:
         """A node sends an attempt that is not its last, on a stream of its own."""
-        (name,) = options.names
+        (name,) = options.take_names()
         attempt = options.number("attempt")
         self.world.caller = f"{name}, attempt {attempt}"
         self.world.do(self._node(name).ask(session=self.world.new_session(), attempt=attempt))
@@ -308,7 +316,7 @@ class Scenario:
 
     def do_remove(self, options: Options) -> None:
         """An operator makes a node leave."""
-        (name,) = options.names
+        (name,) = options.take_names()
         event = LeaveRendezvous(
             self.world.new_session(), RUN, self._node(name).incarnation, options.text("reason")
         )
@@ -316,14 +324,14 @@ class Scenario:
 
     def do_call(self, options: Options) -> None:
         """A rank arrives by a call."""
-        (rank,) = options.names
+        (rank,) = options.take_names()
         at = options.text("at")
         self.world.caller = f"call of {rank}"
         self._calls[rank] = self.world.call(int(rank), int(at) if at else None)
         self.world.caller = "operator"
 
     def do_hang_up(self, options: Options) -> None:
-        for rank in options.names:
+        for rank in options.take_names():
             self.world.hang_up(self._calls[rank])
 
     def do_abort(self, options: Options) -> None:

@@ -31,7 +31,7 @@ NOT_YET_CLEAN: dict[str, int] = {
     "docs/operations.md": 1,
     "service/muster/service/address.py": 1,
     "service/muster/service/app": 5,
-    "service/muster/service/cli": 19,
+    "service/muster/service/cli": 7,
     "service/muster/service/core": 72,
     "service/muster/service/draining.py": 1,
     "service/muster/service/driver.py": 6,
@@ -42,7 +42,6 @@ NOT_YET_CLEAN: dict[str, int] = {
     "service/muster/service/rpc": 21,
     "service/muster/service/security": 25,
     "service/muster/service/storage": 6,
-    "service/muster/service/telemetry": 4,
     "worker_sdk/muster/worker/__init__.py": 1,
     "worker_sdk/muster/worker/closed.py": 1,
     "worker_sdk/muster/worker/environment.py": 2,
@@ -67,7 +66,7 @@ NOT_YET_CLEAN: dict[str, int] = {
     "tests/contract": 1,
     "tests/integration": 9,
     "tests/support": 57,
-    "tests/unit": 54,
+    "tests/unit": 47,
 }
 """How many flagged sentences a page or folder still has. Lower the number when you rewrite some."""
 

@@ -1,4 +1,4 @@
-"""Metrics of a relay, read off when it is scraped."""
+"""Metrics of a relay, read at each scrape."""
 
 from collections.abc import Callable
 
@@ -33,10 +33,10 @@ COUNTERS: tuple[tuple[str, str, Callable[[Counts], float]], ...] = (
 
 
 class RelayMetrics(Collector):
-    """What a relay shows.
+    """Collects the metrics of a relay.
 
     Args:
-        counts: of the relay.
+        counts: the relay's counts.
     """
 
     def __init__(self, counts: Counts) -> None:

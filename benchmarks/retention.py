@@ -35,7 +35,8 @@ from muster.service.core.vocabulary.operations import Done, OperationId, Set
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage.sqlite import SqliteEngine
-from muster.service.telemetry.metrics import Metrics, StateCollector
+from muster.service.telemetry.metrics import Metrics
+from muster.service.telemetry.state_collector import StateCollector
 
 RANKS = 4
 BARRIERS = 3

@@ -40,7 +40,7 @@ def refused(relay: Relay, run_id: str = "job1") -> str:
 PROCESS = session_pb2.Process(rank=0, incarnation="a", host="node-0", pid=1)
 
 
-def test_ignore_answer(cut_off: Relay):
+def test_idle_relay_was_not_needed(cut_off: Relay):
     assert reached(cut_off) == (0, 0)
 
 

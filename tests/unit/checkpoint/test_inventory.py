@@ -1,4 +1,4 @@
-"""What is stored in a place, whoever wrote it, and how it is marked."""
+"""Inventories of folders and buckets, by a Checkpointer or an adapter, and their marks."""
 
 import json
 import os

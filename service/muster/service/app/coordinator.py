@@ -28,8 +28,9 @@ from muster.service.snapshots import Snapshots
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, LeadLostError, StorageError
 from muster.service.telemetry.logs import EventLog
-from muster.service.telemetry.metrics import Metrics, Scrape, StateCollector
+from muster.service.telemetry.metrics import Metrics
 from muster.service.telemetry.observers import Observers
+from muster.service.telemetry.state_collector import Scrape, StateCollector
 from muster.service.version import VERSION
 from muster.service.web.site import build_site
 

@@ -17,12 +17,12 @@ class Exit(enum.IntEnum):
     UNREACHABLE = 3
     TIMED_OUT = 4
     CLOSED = 5
-    """Closed or aborted: there is nothing that can still be done to it."""
+    """The run or barrier is closed or aborted already."""
     DAMAGED = 6
     """A checkpoint is not what was committed."""
 
 
 def fail(message: str, code: Exit) -> NoReturn:
-    """Say what went wrong and end the command."""
+    """Print an error and end the command."""
     typer.echo(f"Error: {report.printable(message)}", err=True)
     raise typer.Exit(code)

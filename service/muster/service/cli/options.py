@@ -17,12 +17,12 @@ class Output(enum.StrEnum):
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no length of time.")
+        raise typer.BadParameter(f"{value} is not a length of time.")
     return value
 
 
 def _text(value: str | None) -> str | None:
-    """Refuse what cannot travel: bytes of the command line that are no UTF-8 arrive as lone surrogates."""
+    """Refuse text that is not UTF-8: its bytes arrive as lone surrogates, which cannot be sent."""
     if value is not None and not value.isascii():
         try:
             value.encode()
@@ -57,15 +57,20 @@ Missing = Annotated[
     typer.Option(
         callback=_text,
         metavar="PREFIX",
-        help="Only those that the open barrier of this group waits for.",
+        help="Only the ranks that the open barrier of this group waits for.",
         show_default=False,
     ),
 ]
 Reason = Annotated[
     str,
-    typer.Option(callback=_text, metavar="TEXT", help="Why, for those who are told.", show_default=False),
+    typer.Option(
+        callback=_text,
+        metavar="TEXT",
+        help="The reason, for the ranks and people that are told.",
+        show_default=False,
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say who would be affected, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be affected, and do nothing.")]
 Endpoint = Annotated[
     str,
     typer.Option(
@@ -86,8 +91,8 @@ Timeout = Annotated[
     ),
 ]
 Format = Annotated[Output, typer.Option("--output", "-o", help="How to print it.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on, and print what changes; Ctrl-C ends.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep printing what changes; Ctrl-C ends.")]
 Interval = Annotated[
     float,
-    typer.Option(min=0.1, callback=_finite, metavar="SECONDS", help="Time from one look to the next."),
+    typer.Option(min=0.1, callback=_finite, metavar="SECONDS", help="Time between two polls."),
 ]

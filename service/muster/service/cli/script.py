@@ -3,7 +3,7 @@
 import sys
 
 USAGE = 2
-"""As :class:`~muster.service.cli.failure.Exit` has it, which cannot be had without the packages."""
+"""The same as in :class:`~muster.service.cli.failure.Exit`, which needs those packages."""
 
 
 def main() -> None:

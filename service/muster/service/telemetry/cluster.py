@@ -1,4 +1,4 @@
-"""Metrics of a replica: whether it leads, how often the lead changed hands, its lease, and how etcd does."""
+"""Metrics of a replica: whether it leads, changes of the leader, its lease, and the latency of etcd."""
 
 import asyncio
 from typing import Protocol
@@ -11,16 +11,16 @@ CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 
 class Replica(Protocol):
-    """What is told of it."""
+    """The part of a replica that its metrics read."""
 
     @property
     def leads(self) -> bool:
-        """Whether it certainly leads at this moment."""
+        """Whether it certainly leads now."""
         ...
 
     @property
     def leader(self) -> state_pb2.ReplicaRecord | None:
-        """Who leads and answers calls; None: nobody."""
+        """The replica that leads and answers calls; None if no replica does."""
         ...
 
     @property
@@ -29,12 +29,12 @@ class Replica(Protocol):
         ...
 
     def addresses(self) -> list[str]:
-        """Of all replicas that are there."""
+        """Return the addresses of all live replicas."""
         ...
 
     @property
     def news(self) -> asyncio.Event:
-        """Is set when something of this may have changed since it was taken."""
+        """An event that is set when any of these may have changed since the event was read."""
         ...
 
 
@@ -42,7 +42,7 @@ class EtcdCalls:
     """How long etcd takes to answer.
 
     Args:
-        registry: where it is shown.
+        registry: the registry of the metric.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -55,16 +55,16 @@ class EtcdCalls:
         )
 
     def etcd_called(self, method: str, code: str, seconds: float) -> None:
-        """An attempt ended, with this status code."""
+        """Record an attempt and its status code."""
         self._seconds.labels(method.rpartition("/")[2], code).observe(seconds)
 
 
 class ClusterMetrics:
-    """What a replica shows of its cluster, read off when it is scraped.
+    """The metrics of a replica, read at each scrape.
 
     Args:
-        registry: where.
-        replica: of whom.
+        registry: the registry of the metrics.
+        replica: the replica.
     """
 
     def __init__(self, registry: CollectorRegistry, replica: Replica) -> None:
@@ -91,7 +91,7 @@ class ClusterMetrics:
         )
 
     async def follow(self) -> None:
-        """Count the changes of the leader, without an end."""
+        """Count the changes of the leader, until cancelled."""
         last: bytes | None = None
         while True:
             news = self._replica.news

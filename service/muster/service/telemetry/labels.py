@@ -1,4 +1,4 @@
-"""Label values that are bounded, whatever users call their runs and prefixes.
+"""Bounded label values, whatever users call their runs and prefixes.
 
 They keep invariant 15 (every bound is a named limit) for metrics.
 """
@@ -12,12 +12,12 @@ OVERFLOW = "other"
 class PrefixLabels:
     """Gives the label values for the prefixes of one run.
 
-    Digits are folded (``step-12000`` becomes ``step-N``). Beyond ``most`` different values, all further ones
+    Digits are folded: ``step-12000`` becomes ``step-N``. After ``most`` different values, all further ones
     become ``other``.
 
     Args:
-        most: how many values there may be, beside those that are always let through.
-        always: these have a value of their own, whatever comes before them.
+        most: the number of values, besides those in ``always``.
+        always: values that never become ``other``.
     """
 
     def __init__(self, most: int, always: Collection[str] = ()) -> None:
@@ -26,7 +26,7 @@ class PrefixLabels:
         self._values: set[str] = set()
 
     def __call__(self, prefix: str) -> str:
-        """The label value for a prefix."""
+        """Return the label value for a prefix."""
         value = re.sub(r"\d+", "N", prefix)
         if value in self._values or value in self._always:
             return value
@@ -37,15 +37,15 @@ class PrefixLabels:
 
 
 class RunLabels:
-    """Gives the label values for runs: their names, while no more than ``most`` of them are in use.
+    """Gives the label values for runs: their names, for up to ``most`` runs.
 
-    A run that goes out of use keeps its name until a run that is in use needs the place: then the one that
-    has been out of use for longest ends. ``other`` is for those that are in use and have no place, and a run
-    that is called so is one of them.
+    A run that is no longer in use keeps its name until a run in use needs the place. Then the run that has
+    been out of use longest loses its name. Runs in use without a place share the value ``other``, and so does
+    a run of that name.
 
     Args:
-        most: how many names there may be.
-        ended: called with a name that ends.
+        most: the number of names.
+        ended: called with each name that is given up.
     """
 
     def __init__(self, most: int, ended: Callable[[str], None]) -> None:
@@ -53,10 +53,10 @@ class RunLabels:
         self._ended = ended
         self._used: set[str] = set()
         self._resting: dict[str, float] = {}
-        """Out of use, since when."""
+        """Runs out of use, and since when."""
 
     def used(self, run_id: str) -> str:
-        """The label value of a run that is in use."""
+        """Return the label value of a run in use."""
         if run_id in self._used:
             return run_id
         if run_id == OVERFLOW:
@@ -69,13 +69,13 @@ class RunLabels:
         return run_id
 
     def of_all(self, runs: Mapping[str, float | None]) -> dict[str, str]:
-        """The label values of all runs that there are.
+        """Return the label values of all runs.
 
         Args:
-            runs: since when each is out of use, on the monotonic clock; None for one that is in use.
+            runs: since when each run is out of use, on the monotonic clock; None for a run in use.
 
         Returns:
-            The label values by run. A run that is out of use, and has no place, has none.
+            The label values by run, without the runs out of use that have no place.
         """
         for run_id, since in runs.items():
             if since is not None and run_id in self._used:
@@ -91,7 +91,7 @@ class RunLabels:
         return labels
 
     def forget(self, run_id: str) -> None:
-        """Nothing is labelled so any more: another run may have the place."""
+        """Give up the name of a run, so that another run may have its place."""
         if run_id in self._used or run_id in self._resting:
             self._used.discard(run_id)
             self._resting.pop(run_id, None)

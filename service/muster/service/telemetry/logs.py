@@ -32,11 +32,11 @@ def _loss_for_collectors(lines: int) -> str:
 class LineWriter:
     """Writes lines to stderr on a thread of its own.
 
-    A log reader that stops reading must not stop the event loop: past ``MAX_WAITING_LINES`` lines are
-    dropped and counted. A closed stderr is silently given up; the service matters more than its log.
+    A log reader that stops reading must not stop the event loop. Beyond ``MAX_WAITING_LINES``, lines are
+    dropped and counted. A closed stderr is ignored: the service matters more than its log.
 
     Args:
-        loss: the line that tells how many lines were dropped.
+        loss: makes the line that reports how many lines were dropped.
     """
 
     def __init__(self, loss: Callable[[int], str] = _loss_for_people) -> None:
@@ -48,7 +48,7 @@ class LineWriter:
         atexit.register(self.close)
 
     def msg(self, line: str) -> None:
-        """Hand over one line; never blocks."""
+        """Queue one line. This never blocks."""
         if self._lines.qsize() < MAX_WAITING_LINES:
             self._lines.put(line)
         else:
@@ -57,7 +57,7 @@ class LineWriter:
     debug = info = warning = error = critical = msg
 
     def close(self) -> None:
-        """Write what waits, for a second at most."""
+        """Write the queued lines, for up to 1 s."""
         self._lines.put(None)
         self._thread.join(timeout=1)
 
@@ -73,11 +73,11 @@ class LineWriter:
 
 
 def _write(text: str) -> None:
-    """Write to stderr past Python's buffer, which Python flushes at its end: a full pipe would hold it up."""
+    """Write to stderr without Python's buffer: a full pipe would block its flush at exit."""
     try:
         handle = sys.stderr.fileno()
     except (OSError, ValueError, AttributeError):
-        print(text, end="", file=sys.stderr, flush=True)  # It is not a file.
+        print(text, end="", file=sys.stderr, flush=True)  # Stderr is not a file.
         return
     data = text.encode("utf-8", "backslashreplace")
     while data:
@@ -85,12 +85,12 @@ def _write(text: str) -> None:
 
 
 class _LibraryHandler(logging.Handler):
-    """Puts what libraries log into the same stream and form."""
+    """Writes the logs of libraries to the same stream, in the same format."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             reason = record.getMessage()
-        except Exception as error:  # The library's mistake, which must not become ours.
+        except Exception as error:  # A mistake of the library must not end our thread.
             reason = f"{record.msg!r} with {record.args!r}: {error}"
         log = structlog.get_logger()
         log.log(record.levelno, record.name, reason=reason, exc_info=record.exc_info)
@@ -112,11 +112,11 @@ def configure(log_format: LogFormat) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[_LibraryHandler()], force=True)
     logging.captureWarnings(True)
     if as_json:
-        # What Python itself would print is no JSON.
+        # Python itself would print these, but not as JSON.
         sys.excepthook = _log_uncaught
         sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
         threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
-    # It logs a traceback for every malformed request, which is a matter between it and its client.
+    # It logs a traceback for every malformed request, which is no fault of the coordinator.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_a_fault)
     structlog.configure(
@@ -133,17 +133,17 @@ def configure(log_format: LogFormat) -> None:
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:
-    """Whether gRPC's line is more than that a client gave its call up just as it was answered.
+    """Return False for gRPC's report that a client cancelled a call while it was answered.
 
-    That is logged as an error with a traceback, of a call that everyone has forgotten.
+    gRPC logs that as an error with a traceback, but it harms nothing.
     """
     return not str(record.msg).startswith("ExecuteBatchError raised in core")
 
 
 def _printable(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Make control characters visible: what callers send may end here, and here may be a terminal.
+    """Make control characters visible: callers send some of this text, and the log may go to a terminal.
 
-    Only a traceback keeps its lines; elsewhere a line break would be a line of the log that never was.
+    Only a traceback keeps its line breaks. Elsewhere a line break could forge a line of the log.
     """
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
@@ -155,25 +155,25 @@ def _printable(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMa
 def _log_uncaught(
     kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None
 ) -> None:
-    """An exception that nobody caught, as a line of the log."""
+    """Log an uncaught exception."""
     structlog.get_logger().critical(
         "uncaught", reason=f"{kind.__name__}: {error}", exc_info=(kind, error, traceback)
     )
 
 
 def failed(reason: str) -> None:
-    """The coordinator cannot start, or cannot go on."""
+    """Log that the coordinator cannot start or continue."""
     structlog.get_logger().critical("failed", reason=reason)
 
 
 class EventLog:
-    """One line for every decision and notice."""
+    """Logs one line for every decision and notice."""
 
     def __init__(self) -> None:
         self._log: Any = structlog.get_logger()
 
     def decided(self, decision: Decision) -> None:
-        """A barrier was decided; its sentence is the one that every rank gets."""
+        """Log a decision, with the sentence that every rank gets."""
         released = decision.outcome is Outcome.RELEASED
         log = self._log.info if released else self._log.warning
         log(
@@ -186,17 +186,17 @@ class EventLog:
         )
 
     def round_completed(self, record: RoundRecord) -> None:
-        """Its notice, which names the nodes, is what is logged."""
+        """Log nothing: the notice of the round, which names the nodes, is logged."""
 
     def noticed(self, notice: Notice) -> None:
-        """Something that an operator may want to know."""
+        """Log a notice for operators."""
         self._log.info(notice.event, run=notice.run_id, reason=notice.message)
 
     def forgotten(self, run_id: str) -> None:
-        """Its notice is what is logged."""
+        """Log nothing: the notice is logged."""
 
     def committed(self, seconds: float) -> None:
-        """Commits are counted, not logged."""
+        """Log nothing: commits are counted."""
 
 
 def _lines(message: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Several observers of the driver as one."""
+"""One observer of the driver that forwards to several."""
 
 from muster.service.core.vocabulary.effects import Notice, RoundRecord
 from muster.service.core.vocabulary.model import Decision
@@ -6,32 +6,32 @@ from muster.service.driver import Observer
 
 
 class Observers:
-    """Tells several observers of the driver the same."""
+    """Forwards each event of the driver to several observers."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
 
     def decided(self, decision: Decision) -> None:
-        """A barrier was decided."""
+        """Forward a decision."""
         for observer in self._observers:
             observer.decided(decision)
 
     def round_completed(self, record: RoundRecord) -> None:
-        """A rendezvous has brought its nodes together."""
+        """Forward a complete round."""
         for observer in self._observers:
             observer.round_completed(record)
 
     def noticed(self, notice: Notice) -> None:
-        """Something that an operator may want to know."""
+        """Forward a notice."""
         for observer in self._observers:
             observer.noticed(notice)
 
     def forgotten(self, run_id: str) -> None:
-        """Nothing is left of a run."""
+        """Forward the removal of a run."""
         for observer in self._observers:
             observer.forgotten(run_id)
 
     def committed(self, seconds: float) -> None:
-        """A batch of records is durable."""
+        """Forward a commit."""
         for observer in self._observers:
             observer.committed(seconds)

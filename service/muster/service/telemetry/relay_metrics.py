@@ -1,4 +1,4 @@
-"""Metrics of a relay, read off when it is scraped."""
+"""Metrics of a relay, read at each scrape."""
 
 from collections.abc import Callable
 
@@ -37,10 +37,10 @@ COUNTERS: tuple[tuple[str, str, Callable[[RelayStats], float]], ...] = (
 
 
 class RelayMetrics(Collector):
-    """What a relay shows.
+    """Collects the metrics of a relay.
 
     Args:
-        stats: of the relay.
+        counts: the relay's counts.
     """
 
     def __init__(self, stats: RelayStats) -> None:

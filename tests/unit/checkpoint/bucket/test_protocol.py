@@ -18,7 +18,7 @@ from tests.support.saves.model_bucket import Fate, ModelBucket
 RANKS = 2
 SAVES = 3
 FAULTS = (Fate.LOST, Fate.FAILED, Fate.TWICE, None)
-"""None: who asks is killed before it is done."""
+"""None: the process is killed before the request."""
 
 
 @dataclass(eq=False)
@@ -108,7 +108,7 @@ class World:
         self.committed: set[Attempt] = set()
         """What was a checkpoint at any time."""
         self.unclear: set[Attempt] = set()
-        """Of which rank 0 was killed, or not answered, when it committed them."""
+        """Attempts whose commit is uncertain: rank 0 was killed, or got no answer."""
         self._orders: dict[Attempt, int] = {}
         self._asking: list[greenlet] = []
         self._waiting: dict[greenlet, Callable[[], bool]] = {}

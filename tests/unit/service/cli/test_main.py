@@ -19,10 +19,10 @@ def invoke(*arguments: str):
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_top_refuses_a_stdout_that_is_no_terminal():
+def test_top_refuses_a_stdout_that_is_not_a_terminal():
     result = invoke("top")
     assert result.exit_code == Exit.USAGE
-    assert "stdout is none" in result.stderr
+    assert "stdout is not one" in result.stderr
     assert "muster get barriers --watch" in result.stderr
     assert result.stdout == ""
 

@@ -1,5 +1,5 @@
 from muster.service.cli.views.columns import ROUNDS
-from muster.service.cli.views.get import changes, rendezvous_standing
+from muster.service.cli.views.get import changes, rendezvous_content
 from muster.service.cli.views.table import Table
 from muster.service.formatting.rounds import round_key, rounds_of
 from muster.v1 import rendezvous_pb2
@@ -63,6 +63,6 @@ def test_watch_shows_the_rounds_that_are_new_or_stand_otherwise():
     looks = [forming, later, complete]
     fresh = list(changes(map(rounds_of, looks), round_key, lambda row: row))
     assert [[row.state for row in batch] for batch in fresh] == [["FORMING"], [], ["COMPLETE"]]
-    assert list(changes([[one] for one in looks], lambda one: one.run_id, rendezvous_standing)) == [
+    assert list(changes([[one] for one in looks], lambda one: one.run_id, rendezvous_content)) == [
         [forming], [], [complete],
     ]  # fmt: skip

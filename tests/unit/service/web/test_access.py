@@ -1,4 +1,4 @@
-"""Who may see what on the HTTP port, over a real socket."""
+"""Access checks of the HTTP port, over a real socket."""
 
 import base64
 import hashlib

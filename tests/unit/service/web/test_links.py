@@ -43,7 +43,7 @@ def test_a_run_has_a_page(run_id: str, path: str):
     assert links.run_page(run_id) == path
 
 
-def test_a_run_has_a_twin():
+def test_run_has_a_json_view():
     assert links.run_json("team/job 1") == "runs/team%2Fjob%201.json"
 
 
@@ -56,7 +56,7 @@ def test_a_run_has_a_twin():
         ("a.json", "runs/a.json.html/stacks"),
     ],
 )
-def test_where_processes_of_a_run_stand_has_a_page_and_a_twin(run_id: str, page: str):
+def test_stacks_have_a_page_and_a_json_view(run_id: str, page: str):
     assert links.stacks_page(run_id) == page
     assert links.stacks_json(run_id, (), "") == f"{page}.json"
 

@@ -1,4 +1,4 @@
-"""Who looks at a page."""
+"""The grant that restricts which runs a page shows."""
 
 from aiohttp.test_utils import make_mocked_request
 

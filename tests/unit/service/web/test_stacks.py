@@ -1,4 +1,4 @@
-"""Where processes stand, on the page and in its twin: over a real socket, before a made-up coordinator."""
+"""The stacks page and its JSON view, over a real socket, with a made-up coordinator."""
 
 import asyncio
 import hashlib
@@ -70,7 +70,7 @@ async def page(client: Client, path: str) -> Markup:
 
 
 def at(function: str, line: int, *more: Thread) -> Report:
-    """Of a process whose main thread is in a call of a library, or in one of the program."""
+    """Return the report of a process that called a library from its program."""
     inner = Frame(function=function, file="/torch/distributed_c10d.py", line=2810, library=True)
     program = Frame(function="step", file="train.py", line=line)
     return Report(
@@ -159,7 +159,7 @@ async def test_it_does_not_renew_itself(client: Client, scene: AskedScene):
         assert not any(tag in ("script", "noscript") for tag, *_ in one.skeleton)
 
 
-async def test_its_twin_has_the_fields_of_the_wire(client: Client, scene: AskedScene):
+async def test_json_view_has_the_fields_of_the_wire(client: Client, scene: AskedScene):
     sixteen(scene)
     answer = await client.get("/runs/job1/stacks.json")
     assert (answer.status, answer.content_type) == (200, "application/json")
@@ -182,9 +182,9 @@ async def test_where_nobody_can_be_asked_that_is_said(client: Client, scene: Ask
     assert "None has answered." in (await page(client, "/runs/job1/stacks")).text
     job.join("p")
     job.meet("p", 0, without=(1,))
-    assert "No such process is there" in (await page(client, "/runs/job1/stacks?missing=p&rank=0")).text
+    assert "No such process can be asked" in (await page(client, "/runs/job1/stacks?missing=p&rank=0")).text
     scenes.Job(scene, "job2", 8, absent=range(8))
-    assert "No process is there to be asked." in (await page(client, "/runs/job2/stacks")).text
+    assert "No process can be asked." in (await page(client, "/runs/job2/stacks")).text
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ async def test_it_is_found_for_a_run_of_any_name(client: Client, scene: AskedSce
     scenes.Job(scene, run_id, 1)
     shown = await client.get(URL(f"/{links.stacks_page(run_id)}", encoded=True))
     assert (shown.status, run_id in Markup(await shown.text()).text) == (200, True)
-    twin = await client.get(URL(f"/{links.stacks_json(run_id, (), '')}", encoded=True))
-    assert (await twin.json())["silent"][0]["members"][0]["rank"] == 0
+    document = await client.get(URL(f"/{links.stacks_json(run_id, (), '')}", encoded=True))
+    assert (await document.json())["silent"][0]["members"][0]["rank"] == 0
 
 
 async def test_links_lead_somewhere(client: Client, scene: AskedScene):
@@ -313,7 +313,7 @@ async def test_it_is_for_operators_of_the_run(scene: AskedScene):
         viewer = {"Authorization": f"Bearer {secrets[Role.VIEWER, '*']}"}
         shown = await client.get("/runs/job1", headers=viewer)
         assert "../runs/job1/stacks" in Markup(await shown.text()).of("href"), "it is shown plainly"
-    assert scene.asked == [list(range(16))] * 2, "the page, by either of its paths, and its twin"
+    assert scene.asked == [list(range(16))] * 2, "the page, by either of its paths, and its JSON view"
 
 
 # ---------------------------------------------------------------------- hostile processes
@@ -329,7 +329,7 @@ def word_everywhere(word: str) -> Report:
 
 
 def folded(*reports: Report | None, word: str = "w") -> stacks.StacksData:
-    """Of processes that say this; None: one says nothing."""
+    """Build the data of a page from answers; None stands for a silent process."""
     sightings = [
         ProcessAnswer(
             ProbeTarget(1, rank, "life", word, rank, relayed=False), said, "" if said else words.NO_ANSWER

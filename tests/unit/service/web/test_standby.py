@@ -67,7 +67,7 @@ async def test_the_page_says_who_leads_and_who_is_there(client: TestClient[Any, 
     assert "It could not take over now: no member of etcd answered" in page
 
 
-async def test_its_twin_says_the_same(client: TestClient[Any, Any], told: Told):
+async def test_json_view_of_a_standby_says_the_same(client: TestClient[Any, Any], told: Told):
     found = json.loads(await (await client.get("/status.json")).text())
     assert found == {"standby": OWN, "leader": LEADER, "replicas": [OWN, LEADER], "trouble": None}
 

@@ -153,8 +153,8 @@ async def test_a_viewer_sees_the_runs_that_its_token_is_for(scene: CountedScene)
         for runs, seen in (("*", {"a-1", "b-1"}), ("a-*", {"a-1"}), ("c-*", set())):
             headers = {"Authorization": f"Bearer {tokens[runs]}"}
             page = await (await client.get("/", headers=headers)).text()
-            twin = await (await client.get("/status.json", headers=headers)).json()
-            assert {run["run_id"] for run in twin["runs"]} == seen
+            document = await (await client.get("/status.json", headers=headers)).json()
+            assert {run["run_id"] for run in document["runs"]} == seen
             assert {run for run in ("a-1", "b-1") if run in page} == seen
             assert (f"Only the runs that your token is for: {runs}" in page) == (runs != "*")
 
@@ -182,18 +182,18 @@ async def test_a_run_of_any_name_is_found(client: Client, scene: CountedScene, r
     scenes.Job(scene, run_id, 8)
     page = await client.get(URL(f"/{links.run_page(run_id)}", encoded=True))
     assert (page.status, page.content_type) == (200, "text/html")
-    twin = await client.get(URL(f"/{links.run_json(run_id)}", encoded=True))
-    assert (twin.status, twin.content_type) == (200, "application/json")
-    assert (await twin.json())["run"]["run_id"] == run_id
+    document = await client.get(URL(f"/{links.run_json(run_id)}", encoded=True))
+    assert (document.status, document.content_type) == (200, "application/json")
+    assert (await document.json())["run"]["run_id"] == run_id
 
 
 async def test_a_run_that_is_not_known_is_said_so(client: Client):
     page = await client.get("/runs/%3Cb%3E")
     assert page.status == 404
     assert "RUN_NOT_FOUND" in Markup(await page.text()).text
-    twin = await client.get("/runs/%3Cb%3E.json")
-    assert twin.status == 404
-    assert (await twin.json())["error"]["reason"] == "RUN_NOT_FOUND"
+    document = await client.get("/runs/%3Cb%3E.json")
+    assert document.status == 404
+    assert (await document.json())["error"]["reason"] == "RUN_NOT_FOUND"
 
 
 async def test_a_path_that_is_no_text_finds_nothing(client: Client):
@@ -211,7 +211,7 @@ async def test_a_hundred_viewers_cost_what_one_does(client: Client, scene: Count
     answers = {await answer.read() for answer in await asyncio.gather(*viewers)}
     assert (len(answers), scene.looks) == (1, 1)
     await client.get("/runs/job1.json")
-    assert scene.looks == 2, "the twin is another picture"
+    assert scene.looks == 2, "the JSON view is another response"
 
 
 async def test_it_is_sent_zipped_to_those_who_take_that(client: Client, scene: CountedScene):
@@ -224,7 +224,7 @@ async def test_it_is_sent_zipped_to_those_who_take_that(client: Client, scene: C
     assert "no-store" in plain.headers["Cache-Control"]
 
 
-async def test_the_twin_has_the_fields_of_the_wire(client: Client):
+async def test_json_view_of_a_run_has_the_fields_of_the_wire(client: Client):
     sixteen = scenes.sixteen()
     site = build_site(CollectorRegistry, lambda: None, sixteen, sixteen.ask)
     async with TestClient(TestServer(site)) as client:
@@ -250,7 +250,7 @@ async def test_the_twin_has_the_fields_of_the_wire(client: Client):
     assert outcomes == ["OUTCOME_RELEASED"] * 4
 
 
-async def test_a_twin_names_the_missing_of_as_many_decisions_as_is_bearable(
+async def test_json_view_names_missing_ranks_of_bounded_decisions(
     client: Client, scene: CountedScene, monkeypatch: pytest.MonkeyPatch
 ):
     job = scenes.Job(scene, "job1", 16)

@@ -40,7 +40,7 @@ def abort(
 ) -> None:
     """Abort a group's open barrier.
 
-    All ranks that wait at it fail now, with the reason; ranks that come later hear the same.
+    All ranks that wait at it fail now, with the reason. Ranks that arrive later get the same error.
     """
     with connect(endpoint, timeout) as client:
         if dry_run:

@@ -1,4 +1,4 @@
-"""``muster close``: end the membership of a run, for good."""
+"""``muster close``: end the membership of a run permanently."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from muster.v1 import rendezvous_pb2
 AbortBarriers = Annotated[
     bool,
     typer.Option(
-        "--abort-barriers", help="End open barriers, too; otherwise a last checkpoint may still commit."
+        "--abort-barriers", help="Also end open barriers; otherwise a last checkpoint may still commit."
     ),
 ]
 
@@ -33,9 +33,9 @@ def close(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Close a run, for good: its nodes and ranks are told, and newcomers are refused.
+    """Close a run permanently: its nodes and ranks are told, and new ones are refused.
 
-    The first one who closes counts; closing again can only end the barriers that are still open.
+    Only the first close counts. Closing again can only end barriers that are still open.
     """
     request = rendezvous_pb2.CloseRequest(
         run_id=run, by=caller(), reason=reason, abort_barriers=abort_barriers, dry_run=dry_run
@@ -48,7 +48,7 @@ def close(
 
 
 def closing_text(request: rendezvous_pb2.CloseRequest, done: rendezvous_pb2.CloseResponse) -> str:
-    """Whom closing affects: what would be, or what was."""
+    """Describe what the close affects, or would affect."""
     run, would = request.run_id, request.dry_run
     if done.HasField("closed"):
         headline = report.run_closed(run, closed_from_pb(done.closed))
@@ -61,7 +61,7 @@ def closing_text(request: rendezvous_pb2.CloseRequest, done: rendezvous_pb2.Clos
         names = report.node_names([node_from_pb(node) for node in waiting])
         ends = "ends" if would else "ended"
         lines.append(f"the wait of {counted(len(waiting), 'node', 'nodes')} {ends}: {names}")
-    # Those who have heard of a closing are not told again.
+    # A second close tells nobody again.
     if not done.was_closed:
         lines += _told(done.nodes_in_round, "node in the round", "nodes in the round", would)
         lines += _told(done.connected_processes, "connected process", "connected processes", would)

@@ -1,4 +1,4 @@
-"""``muster evict``: send the processes of a rank away, for good."""
+"""``muster evict``: send the processes of a rank away permanently."""
 
 from muster.service.cli import options
 from muster.service.cli.client.coordinator_client import connect
@@ -23,7 +23,7 @@ def evict(
 ) -> None:
     """Send the processes of a rank away.
 
-    Open barriers that need the rank fail now. A new process of the rank may come.
+    Open barriers that need the rank fail now. A new process of the rank may join.
     """
     request = run_pb2.EvictRequest(run_id=run, rank=rank, reason=reason, dry_run=dry_run)
     with connect(endpoint, timeout) as client:
@@ -32,13 +32,13 @@ def evict(
 
 
 def eviction_text(request: run_pb2.EvictRequest, done: run_pb2.EvictResponse) -> str:
-    """Whom an eviction affects: what would be, or what was."""
-    whom = f"rank {request.rank} of run {request.run_id}"
+    """Describe what the eviction affects, or would affect."""
+    rank_name = f"rank {request.rank} of run {request.run_id}"
     if request.dry_run:
-        headline, sent, needs = f"would evict {whom}", "is sent away", "needs it, and fails"
+        headline, sent, needs = f"would evict {rank_name}", "is sent away", "needs it, and fails"
     else:
         headline, sent, needs = (
-            f"{whom} was {report.evicted(request.reason)}",
+            f"{rank_name} was {report.evicted(request.reason)}",
             "was sent away",
             "needed it, and failed",
         )

@@ -1,4 +1,4 @@
-"""``muster forget``: remove a run, so that its id can be used again at once."""
+"""``muster forget``: remove a run, so that its id can be used again."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from muster.v1 import run_pb2
 
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Even if someone uses it: their streams, and all that waits, end."),
+    typer.Option("--force", help="Even if the run is in use: its streams and waiting calls end."),
 ]
 
 
@@ -28,9 +28,9 @@ def forget(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Remove a run with all that is kept of it: sequences, decisions, rounds, the closed state, keys.
+    """Remove a run with all its state: sequences, decisions, rounds, the closed state, keys.
 
-    Its id can be used again at once. It is refused while someone uses the run.
+    Its id can be used again immediately. The coordinator refuses while the run is in use.
     """
     request = run_pb2.ForgetRequest(run_id=run, force=force, dry_run=dry_run)
     with connect(endpoint, timeout) as client:
@@ -39,7 +39,7 @@ def forget(
 
 
 def forgetting_text(request: run_pb2.ForgetRequest, done: run_pb2.ForgetResponse) -> str:
-    """Whom the removal of a run affects: what would be, or what was."""
+    """Describe what the removal affects, or would affect."""
     headline = f"would forget run {request.run_id}"
     if not request.dry_run:
         headline = report.forgotten_on_demand(request.run_id)

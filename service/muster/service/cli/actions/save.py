@@ -1,4 +1,4 @@
-"""``muster save``: ask all ranks of a run to save at one step, or withdraw that."""
+"""``muster save``: ask all ranks of a run to save at one step, or withdraw the request."""
 
 import time
 from typing import Annotated
@@ -17,17 +17,17 @@ from muster.service.formatting.requested_saves import save_text
 from muster.service.wire import as_dict
 from muster.v1 import run_pb2
 
-LOOK_INTERVAL = 0.5
-"""Seconds between two looks at whether a save is done."""
+POLL_INTERVAL = 0.5
+"""Seconds between two polls of whether the save is done."""
 
-Stop = Annotated[bool, typer.Option("--stop", help="Training is to end after it.")]
-Cancel = Annotated[bool, typer.Option("--cancel", help="Withdraw what was asked for.")]
+Stop = Annotated[bool, typer.Option("--stop", help="End training after the save.")]
+Cancel = Annotated[bool, typer.Option("--cancel", help="Withdraw the request.")]
 Wait = Annotated[
     float,
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="Wait for so long until all ranks are done; exit code 4 if they are not.  [default: not at all]",
+        help="Wait up to so long for all ranks to finish; exit code 4 otherwise.  [default: not at all]",
         show_default=False,
     ),
 ]
@@ -49,7 +49,7 @@ def save(
     Their training loops must have a SavePoint. The request is kept until all have saved.
     """
     if cancel and (stop or wait):
-        fail("--cancel withdraws what was asked for: give neither --stop nor --wait with it", Exit.USAGE)
+        fail("--cancel withdraws the request: give neither --stop nor --wait with it", Exit.USAGE)
     with connect(endpoint, timeout) as client:
         if cancel:
             asked = client.cancel_save(run_pb2.CancelSaveRequest(run_id=run, reason=reason)).save
@@ -62,11 +62,11 @@ def save(
 
 
 def _wait_for(client: Client, run: str, wait: float) -> run_pb2.Save:
-    """The save as it is when all ranks are done; the command ends if they are not in time."""
+    """Return the save when all ranks are done. If they are not in time, end the command."""
     deadline = time.monotonic() + wait
     while True:
         now = client.run(run).run.save
-        # A request that replaced this one stands for it.
+        # If a newer request has replaced this one, wait for that.
         if now.state == run_pb2.SAVE_STATE_DONE:
             return now
         if now.state == run_pb2.SAVE_STATE_WITHDRAWN:
@@ -77,4 +77,4 @@ def _wait_for(client: Client, run: str, wait: float) -> run_pb2.Save:
                 f"  next: {report.command('stack', run)}",
                 Exit.TIMED_OUT,
             )
-        time.sleep(LOOK_INTERVAL)
+        time.sleep(POLL_INTERVAL)

@@ -1,4 +1,4 @@
-"""What the command shows the coordinator, and what it expects of it: a token, and certificates."""
+"""The token and certificates of a command, and the authorities that it trusts."""
 
 import functools
 import inspect
@@ -32,7 +32,7 @@ TlsCa = Annotated[
     typer.Option(
         envvar="MUSTER_TLS_CA",
         metavar="FILE",
-        help="Speak TLS; the coordinator's certificate must be of one of these authorities.",
+        help="Use TLS; one of these authorities must have signed the coordinator's certificate.",
     ),
 ]
 TlsCert = Annotated[
@@ -70,13 +70,13 @@ NAMES = Names(
     key="--tls-key",
     server_name="--tls-server-name",
 )
-"""There is no option for the token itself: all who list processes could see it."""
+"""There is no option for the token itself: anyone who lists processes could see it."""
 
 _given: ContextVar[Credentials | None] = ContextVar("credentials", default=None)
 
 
 def given() -> Credentials:
-    """What the running command was given; outside of one, what the environment's ``MUSTER_TOKEN`` says."""
+    """Return the credentials of the running command; outside of one, only ``MUSTER_TOKEN`` counts."""
     return _given.get() or _credentials()
 
 
@@ -85,10 +85,10 @@ def _credentials(**options: Any) -> Credentials:  # noqa: ANN401
 
 
 def connecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options for a token and for TLS; :func:`given` hands out what they were set to.
+    """Add the options for a token and TLS to a command; :func:`given` returns their values.
 
-    They are the same for all commands, and of no interest to any, so no command has them as parameters.
-    What cannot be used ends the command, whenever it turns out.
+    All commands have the same options and only pass them on, so no command has them as parameters. An invalid
+    value ends the command, whenever that turns out.
     """
 
     @functools.wraps(command)

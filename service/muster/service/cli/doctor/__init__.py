@@ -1,1 +1,1 @@
-"""``muster doctor``: checks that find out why a job cannot use a coordinator."""
+"""``muster doctor``: checks that show why a job cannot use a coordinator."""

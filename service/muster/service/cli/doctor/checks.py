@@ -1,4 +1,4 @@
-"""What ``muster doctor`` looks at: each check is one line, with the next step if it is not well."""
+"""The checks of ``muster doctor``: each is one line, with the next step unless all is well."""
 
 import enum
 import socket
@@ -21,15 +21,15 @@ from muster.service.version import VERSION
 from muster.v1 import coordinator_pb2
 
 EXPIRY_WARNING_DAYS = 14
-"""A certificate that is valid for less is a warning."""
+"""A certificate that expires earlier causes a warning."""
 SLOW_COMMIT = 0.1
-"""Seconds for a commit, by the median, beyond which storage is slow: every decision waits for one."""
+"""Median seconds of a commit above which storage counts as slow: every decision waits for a commit."""
 CLOCK_WARNING = 1.0
-"""Seconds that two clocks may differ, beyond what the call itself leaves open."""
+"""Seconds that two clocks may differ, beyond the uncertainty of the call itself."""
 
 
 class Result(enum.StrEnum):
-    """What a check came to."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -38,40 +38,40 @@ class Result(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """One check that was made."""
 
     name: str
     result: Result
     message: str
     next: str = ""
-    """What to do, unless it is well."""
+    """The next step; empty if all is well."""
     exit: Exit = Exit.FAILED
-    """What the command ends with if this failed."""
+    """The exit code of the command if this failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What is needed to speak TLS."""
+    """The files and the name that TLS needs."""
 
     ca: Path
-    """Those who may have signed the coordinator's certificate."""
+    """The authorities that may have signed the coordinator's certificate."""
     cert: Path | None = None
     key: Path | None = None
     server_name: str = ""
-    """Whom the certificate must name; empty: the endpoint's host."""
+    """The name that the certificate must have; empty: the endpoint's host."""
 
 
 def examine(
     addresses: Sequence[Address], tls: Certificates | None, client: Client, timeout: float, run_id: str
 ) -> Iterator[Check]:
-    """All checks, one after the other; what cannot be looked at any more is left out.
+    """Make all checks in order. A failed check omits those that depend on it.
 
     Args:
-        addresses: the coordinator's, or those of its replicas.
-        tls: how to speak TLS; None: not at all.
-        client: how to call it.
+        addresses: the address of the coordinator, or those of its replicas.
+        tls: the files for TLS; None: no TLS.
+        client: calls the coordinator.
         timeout: seconds that each check may take.
-        run_id: the run of a job that is to begin here; empty: none is known.
+        run_id: the run of a job that will start here; empty if it is not known.
     """
     reached = False
     for address in addresses:
@@ -90,7 +90,7 @@ def examine(
 
 
 def reach(address: Address, timeout: float) -> Iterator[Check]:
-    """Whether the name has an address, and someone listens there."""
+    """Check that the name has an address, and that a server listens there."""
     begin = time.monotonic()
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -99,7 +99,7 @@ def reach(address: Address, timeout: float) -> Iterator[Check]:
             "resolve",
             Result.FAILED,
             f"{address.host} has no address: {error.strerror or error}",
-            "mend the name in --endpoint or MUSTER_ENDPOINT, or the DNS that this machine uses",
+            "correct the name in --endpoint or MUSTER_ENDPOINT, or the DNS that this machine uses",
             Exit.UNREACHABLE,
         )
         return
@@ -122,19 +122,19 @@ def reach(address: Address, timeout: float) -> Iterator[Check]:
 
 
 def plaintext(address: Address) -> Check:
-    """Without TLS whoever is on the way can read and change everything."""
+    """Check an endpoint without TLS: anyone on the network path can read and change everything."""
     if address.is_loopback:
         return Check("tls", Result.OK, "not used, and the connection stays on this machine")
     return Check(
         "tls",
         Result.WARNING,
-        "not used: whoever is on the way can read and change everything",
+        "not used: anyone on the network path can read and change everything",
         "start the coordinator with --tls-cert and --tls-key, and give --tls-ca (MUSTER_TLS_CA) here",
     )
 
 
 def certificate(address: Address, tls: Certificates, timeout: float) -> Check:
-    """Whether the coordinator's certificate is valid, for whom, and for how long."""
+    """Check that the coordinator's certificate is valid for its name, and for how long."""
     name = tls.server_name or address.host
     try:
         context = ssl.create_default_context(cafile=str(tls.ca))
@@ -151,7 +151,7 @@ def certificate(address: Address, tls: Certificates, timeout: float) -> Check:
             "tls",
             Result.FAILED,
             f"the certificate is refused: {error.verify_message}",
-            "renew it on the coordinator if it has expired; else compare --tls-ca with who signed it, and "
+            "renew it on the coordinator if it has expired; else compare --tls-ca with its issuer, and "
             "--tls-server-name with the names in it",
             Exit.UNREACHABLE,
         )
@@ -170,15 +170,15 @@ def certificate(address: Address, tls: Certificates, timeout: float) -> Check:
         f"the certificate is for {name}, and valid until {day} ({duration(round(left * 1000))} from now)"
     )
     if left < EXPIRY_WARNING_DAYS * 86_400:
-        return Check("tls", Result.WARNING, message, "renew it; the coordinator takes new files in by itself")
+        return Check("tls", Result.WARNING, message, "renew it; the coordinator reads new files by itself")
     return Check("tls", Result.OK, message)
 
 
-# ---------------------------------------------------------------------- what it answers
+# ---------------------------------------------------------------------- the answers
 
 
 def answers(client: Client, run_id: str) -> Iterator[Check]:
-    """Whether the coordinator lets us ask, and how it says it is."""
+    """Check that the coordinator accepts our calls, and what it reports of itself."""
     begin, began_at = time.monotonic(), time.time()
     try:
         status = client.status()
@@ -186,7 +186,7 @@ def answers(client: Client, run_id: str) -> Iterator[Check]:
         yield from _refused(error)
         return
     took = time.monotonic() - begin
-    yield Check("authorisation", Result.OK, f"it lets us look, and answers in {report.seconds(took)}")
+    yield Check("authorisation", Result.OK, f"it accepts our calls, and answers in {report.seconds(took)}")
     if status.relay:
         yield relay(status.relay)
     if status.HasField("caller"):
@@ -202,33 +202,33 @@ def _refused(error: CallError) -> Iterator[Check]:
         yield Check(
             "version",
             Result.WARNING,
-            f"the coordinator is older than this command ({VERSION}), and does not tell how it is",
+            f"the coordinator is older than this command ({VERSION}), and does not report its state",
             "use the same version on both sides",
         )
         return
-    # A sentence of the command has its next step in a line of its own.
+    # An error of the command has its next step on its own line.
     message, _, step = str(error).partition("\n  next: ")
     if error.code in (Exit.UNREACHABLE, Exit.TIMED_OUT):
         yield Check("answer", Result.FAILED, message, step, Exit.UNREACHABLE)
     else:
-        # What the coordinator refuses, it says what to do about.
+        # A refusal of the coordinator says what to do.
         yield Check("authorisation", Result.FAILED, message, step)
 
 
 def relay(name: str) -> Check:
-    """Say that a relay passes our calls on."""
-    message = f"{report.shown(name)} passes our calls on: the coordinator sees the relay's token, not ours"
+    """Report that a relay forwards our calls."""
+    message = f"{report.shown(name)} forwards our calls: the coordinator sees the relay's token, not ours"
     return Check("relay", Result.OK, message)
 
 
 def token(caller: coordinator_pb2.Caller, run_id: str) -> Check:
-    """Say whether the coordinator lets a worker in with the token that it sees, for the worker's run."""
+    """Check that the token that the coordinator sees admits a worker, and for its run."""
     roles = {number: name.removeprefix("ROLE_").lower() for name, number in coordinator_pb2.Role.items()}
     message = f'"{caller.token_name}" has the role {roles.get(caller.role, caller.role)}'
     message += f" for the runs {', '.join(caller.run_patterns)}"
     steps = []
     if caller.role < coordinator_pb2.ROLE_WORKER:
-        steps.append("a job is refused with it: give it a token of role worker. To look on, this one will do")
+        steps.append("this token is read-only; jobs need a token of role worker")
     if run_id and not matches(run_id, caller.run_patterns):
         message += f", and MUSTER_RUN_ID is {report.shown(run_id)}"
         steps.append("use a token for that run, or another run id")
@@ -236,7 +236,7 @@ def token(caller: coordinator_pb2.Caller, run_id: str) -> Check:
 
 
 def version(theirs: str) -> Check:
-    """Whether both sides are of one version."""
+    """Check that both sides have the same version."""
     if theirs == VERSION:
         return Check("version", Result.OK, f"both sides are {VERSION}")
     return Check(
@@ -248,7 +248,7 @@ def version(theirs: str) -> Check:
 
 
 def replicas(client: Client) -> Iterator[Check]:
-    """Whether there are others that could take over, of the same version."""
+    """Check that other replicas of the same version could take over."""
     try:
         found = client.replicas().replicas
     except CallError as error:
@@ -273,7 +273,7 @@ def replicas(client: Client) -> Iterator[Check]:
 
 
 def storage(commits: coordinator_pb2.CommitTimes) -> Check:
-    """How long a commit takes, which every decision waits for."""
+    """Check how long a commit takes: every decision waits for one."""
     median, longest = commits.median_us / 1e6, commits.longest_us / 1e6
     message = (
         f"a commit takes {_short(median)} (median of the last {commits.count}; longest {_short(longest)})"
@@ -284,17 +284,17 @@ def storage(commits: coordinator_pb2.CommitTimes) -> Check:
         "storage",
         Result.WARNING,
         message,
-        "put the state on a local or block disk that syncs fast, and see who else writes there",
+        "put the state on a local or block disk that syncs fast, and see which other programs write there",
     )
 
 
 def clock(theirs: float, ours: float, unsure: float) -> Check:
-    """How far the two clocks are apart.
+    """Check how far the two clocks are apart.
 
     Args:
-        theirs: seconds since 1970, as the coordinator said.
-        ours: when it said so, by our clock.
-        unsure: how much earlier or later that may have been.
+        theirs: the coordinator's time, in seconds since 1970.
+        ours: our time at that moment.
+        unsure: seconds by which that moment is uncertain.
     """
     apart = theirs - ours
     side = "ahead of" if apart > 0 else "behind"
@@ -308,12 +308,12 @@ def clock(theirs: float, ours: float, unsure: float) -> Check:
         "clock",
         Result.WARNING,
         message,
-        "set both clocks (NTP). Nothing is decided by them, but dates in logs and certificates will mislead",
+        "synchronise both clocks (NTP). No decision depends on them, but dates in logs and certificates do",
     )
 
 
 def _short(seconds: float) -> str:
-    """A duration that may be far below a millisecond."""
+    """Format a duration that may be far below a millisecond."""
     return report.seconds(seconds) if seconds >= 0.01 else f"{seconds * 1000:.2g} ms"
 
 

@@ -1,4 +1,4 @@
-"""``muster doctor``: why a job cannot use a coordinator, or that it can."""
+"""``muster doctor``: shows why a job cannot use a coordinator, or that it can."""
 
 import os
 from itertools import chain
@@ -26,7 +26,7 @@ RESULT_CELLS = max(map(len, Result))
 State = Annotated[
     str,
     typer.Option(
-        metavar="etcd://HOST:PORT/PREFIX", help="Look at etcd as well: the state, as muster serve takes it."
+        metavar="etcd://HOST:PORT/PREFIX", help="Also check etcd: the state, as muster serve takes it."
     ),
 ]
 
@@ -43,11 +43,11 @@ def doctor(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Check a coordinator from here: token, reach, TLS, authorisation, version, replicas, storage, clock.
+    """Check a coordinator from here: token, TLS, authorisation, version, replicas, storage, clock.
 
-    A line for each check. With --state etcd://… every member of etcd is looked at, too. If MUSTER_RUN_ID is
-    set, the token must be for that run. Ends with 3 if the coordinator cannot be reached, and with 1 if
-    something else failed. A warning is no failure.
+    Prints a line for each check. With --state etcd://… it also checks every member of etcd. If
+    MUSTER_RUN_ID is set, the token must be for that run. Exit code 3 if the coordinator cannot be
+    reached, and 1 if another check failed. A warning is not a failure.
     """
     checks = []
     with connect(endpoint, timeout) as client:
@@ -77,7 +77,7 @@ def doctor(
 
 
 def line(check: Check, *, color: bool) -> str:
-    """A check for people; the next step is in a line of its own."""
+    """Format a check for people, with the next step on its own line."""
     result = f"{check.result:<{RESULT_CELLS}}"
     if color:
         result = typer.style(result, fg=COLORS[check.result])
@@ -88,5 +88,5 @@ def line(check: Check, *, color: bool) -> str:
 
 
 def as_json(check: Check) -> dict[str, str]:
-    """A check for programs."""
+    """Return a check as JSON."""
     return {"name": check.name, "result": check.result, "message": check.message, "next": check.next}

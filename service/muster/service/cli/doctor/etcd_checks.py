@@ -1,4 +1,4 @@
-"""What ``muster doctor`` looks at where the state is in etcd: each of its members."""
+"""Checks of ``muster doctor`` for a state in etcd: one for each member."""
 
 import time
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from muster.service.etcd.client import Etcd
 from muster.service.etcd.versions import OLDEST, parsed
 
 SLOW = 0.1
-"""Seconds for an answer beyond which a member is slow: every decision waits for several of them."""
+"""Seconds for an answer above which a member counts as slow: every decision waits for several answers."""
 FULL = 0.8
-"""What part of its space a member may use."""
+"""The part of its quota that a member may use without a warning."""
 DEFAULT_QUOTA = 2 * 1024**3
-"""Bytes: what etcd gives itself, and tells only from 3.6 on."""
+"""Bytes. etcd reports its quota only from 3.6 on; this is its default."""
 
 
 def members(etcd: Etcd, timeout: float) -> Iterator[Check]:
-    """Reach, version, space and latency of every member.
+    """Check reachability, version, space and latency of every member.
 
     Args:
         etcd: the client.
-        timeout: seconds that each may take.
+        timeout: seconds that each check may take.
     """
     for endpoint in etcd.endpoints:
         begin = time.monotonic()
@@ -38,7 +38,7 @@ def members(etcd: Etcd, timeout: float) -> Iterator[Check]:
 
 
 def member(endpoint: str, status: etcd_pb2.StatusResponse, took: float) -> Check:
-    """What one says of itself."""
+    """Check what a member reports."""
     quota = status.db_size_quota or DEFAULT_QUOTA
     leads = status.leader == status.header.member_id
     message = (

@@ -1,4 +1,4 @@
-"""What ``muster doctor`` says of a token that an issuer signed: whose it is, and for how long."""
+"""The check of ``muster doctor`` for a token that an issuer signed: its subject and its expiry."""
 
 import time
 from collections.abc import Mapping
@@ -15,11 +15,14 @@ FAULTS = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, Recurs
 
 
 def identity(authorization: str, now: float | None = None) -> Check | None:
-    """Whose token is shown, as it says itself; the coordinator checks it. None: it is no JWT.
+    """Check the claims of a JWT, without its signature, which the coordinator checks.
 
     Args:
         authorization: the header that is sent.
         now: seconds since 1970; default: the system's clock.
+
+    Returns:
+        The check; None if the token is not a JWT.
     """
     try:
         said = jwt.decode(authorization.partition(" ")[2], options={"verify_signature": False})
@@ -28,17 +31,17 @@ def identity(authorization: str, now: float | None = None) -> Check | None:
         return None
     now = time.time() if now is None else now
     subject, issuer, audience = (_shown(said, claim) for claim in ("sub", "iss", "aud"))
-    whose = f"the token is of {subject} by {issuer}, for the audience {audience}"
+    holder = f"the token is of {subject} by {issuer}, for the audience {audience}"
     left = expires_at - now
     if left <= 0:
         return Check(
             "identity",
             Result.FAILED,
-            f"{whose}, and expired at {moment(expires_at)}",
-            "see that --token-file (MUSTER_TOKEN_FILE) is the file that is rotated and no copy of it, or log "
+            f"{holder}, and expired at {moment(expires_at)}",
+            "see that --token-file (MUSTER_TOKEN_FILE) is the rotated file and not a copy of it, or log "
             "in again; and compare the clocks",
         )
-    return Check("identity", Result.OK, f"{whose}, and expires in {duration(round(left * 1000))}")
+    return Check("identity", Result.OK, f"{holder}, and expires in {duration(round(left * 1000))}")
 
 
 def _shown(said: Mapping[str, Any], claim: str) -> str:

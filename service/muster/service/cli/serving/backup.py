@@ -32,7 +32,7 @@ DEFAULT_STATE = "sqlite:///muster.db"
 def backup(
     file: File,
     state: State = DEFAULT_STATE,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     etcd_ca: etcd.Ca = None,
     etcd_cert: etcd.Cert = None,
     etcd_key: etcd.Key = None,
@@ -40,9 +40,9 @@ def backup(
     etcd_password_file: etcd.PasswordFile = None,
     output: options.Format = Output.TABLE,
 ) -> None:
-    """Copy a coordinator's state to a file, while the coordinator goes on.
+    """Copy a coordinator's state to a file while the coordinator runs.
 
-    The copy is checked from its first page to its last. The file is there whole, or not at all.
+    The copy is checked from its first page to its last. The file appears complete, or not at all.
     """
     # Imported here, so that the other sub-commands start without waiting for SQLite.
     from muster.service.storage.backup import backup as copy
@@ -62,7 +62,7 @@ def backup(
 def restore(
     file: File,
     state: State = DEFAULT_STATE,
-    force: Annotated[bool, typer.Option("--force", help="Replace the state that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing state.")] = False,
     etcd_ca: etcd.Ca = None,
     etcd_cert: etcd.Cert = None,
     etcd_key: etcd.Key = None,
@@ -70,9 +70,9 @@ def restore(
     etcd_password_file: etcd.PasswordFile = None,
     output: options.Format = Output.TABLE,
 ) -> None:
-    """Put a backup in the place of a coordinator's state; the coordinator, or all replicas, must be stopped.
+    """Replace a coordinator's state by a backup. First stop the coordinator, or all replicas.
 
-    What was decided since the backup is lost: restart the jobs that go on, each as a new generation.
+    Decisions since the backup are lost: restart each job that continues, as a new generation.
     """
     from muster.service.storage.backup import restore as put_back
     from muster.service.storage.moving import restore_into

@@ -18,14 +18,14 @@ from muster.service.formatting.cells import NOTHING
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting that is in force."""
+    """One setting in force."""
 
     name: str
     value: Any
     source: str
 
 
-# Eager, as is all that is no setting.
+# Eager, like every option that is not a setting.
 Format = Annotated[Output, typer.Option("--output", "-o", is_eager=True, help="How to print it.")]
 COLUMNS: list[Column[Setting]] = [
     Column(title="SETTING", cell=lambda setting: setting.name),
@@ -41,7 +41,7 @@ def _shown(value: object) -> str:
 
 
 def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take another's options beside its own."""
+    """Give a command the options of another one besides its own."""
 
     def extend(mine: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(mine)
@@ -63,8 +63,8 @@ def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., No
 def config(ctx: typer.Context, output: Format = Output.TABLE) -> None:
     """Show what muster serve would run with, given the same flags, environment and file, and from where.
 
-    A flag wins over the environment, that over the file, and that over the default. What muster serve would
-    refuse is refused in the same words. Files of certificates and tokens are not looked at.
+    A flag wins over the environment, the environment over the file, and the file over the default. What
+    muster serve would refuse is refused with the same message. Certificates and tokens are not read.
     """
     configured(ctx)
     shown = [
@@ -78,5 +78,5 @@ def config(ctx: typer.Context, output: Format = Output.TABLE) -> None:
 
 
 def _plain(value: object) -> object:
-    """A value as the file would have it."""
+    """Return a value as the file would have it."""
     return str(value) if isinstance(value, Path) else value

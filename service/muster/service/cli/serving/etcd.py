@@ -1,4 +1,4 @@
-"""The options that say how to speak to etcd, and a client made of them."""
+"""The options for etcd, and a client made from them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from muster.service.etcd.client import Etcd
 from muster.service.etcd.location import Access, Location
 
 ATTEMPT_TIMEOUT = 3.0
-"""Seconds that one member has, before another is asked."""
+"""Seconds for one member to answer before the client asks another."""
 
 Ca = Annotated[
     Path | None,
@@ -20,7 +20,7 @@ Ca = Annotated[
         "--etcd-ca",
         envvar="MUSTER_SERVE_ETCD_CA",
         metavar="FILE",
-        help="Speak TLS to etcd, whose certificates one of these authorities has signed.",
+        help="Use TLS to etcd; one of these authorities must have signed its certificates.",
     ),
 ]
 Cert = Annotated[
@@ -52,7 +52,7 @@ PasswordFile = Annotated[
 def client(
     state: str, ca: Path | None, cert: Path | None, key: Path | None, user: str, password_file: Path | None
 ) -> Iterator[tuple[Etcd, Location]]:
-    """A client for one command; what is told wrongly ends it."""
+    """Yield a client for one command. Invalid options end the command."""
     try:
         location = Location.parse(state)
         access = Access(ca=ca, cert=cert, key=key, user=user, password_file=password_file)

@@ -26,7 +26,7 @@ def _upstream(value: str) -> str:
 
 def _mode(value: str) -> str:
     if re.fullmatch("0?[0-7]{3}", value) is None:
-        raise typer.BadParameter(f"{value} is no mode of a file, such as 600 or 660.")
+        raise typer.BadParameter(f"{value} is not a file mode, such as 600 or 660.")
     return value
 
 
@@ -103,7 +103,7 @@ def relay(
 ) -> None:
     """Run a relay until SIGTERM or SIGINT.
 
-    To the coordinator it shows what MUSTER_TOKEN_FILE and MUSTER_TLS_… name, as a worker does.
+    To the coordinator it presents the credentials of MUSTER_TOKEN_FILE and MUSTER_TLS_…, like a worker.
     """
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
     import uvloop

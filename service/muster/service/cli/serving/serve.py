@@ -44,7 +44,7 @@ def _address_if_any(value: str) -> str:
 
 def _seconds(value: float) -> float:
     if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of seconds. Give a finite one.")
+        raise typer.BadParameter(f"{value} is not a number of seconds. Give a finite one.")
     return value
 
 
@@ -61,10 +61,10 @@ def _state(value: str) -> str:
 
 
 def configured(ctx: typer.Context) -> Config:
-    """What the options of ``muster serve`` tell a coordinator; contradictions end the command.
+    """Return the configuration that the options of ``muster serve`` give. Contradictions end the command.
 
     Args:
-        ctx: that of a command which has these options.
+        ctx: the context of a command with these options.
     """
     given = ctx.params
     try:
@@ -101,7 +101,7 @@ def configured(ctx: typer.Context) -> Config:
 
 
 def _fields(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given for the fields of a dataclass, whose names are those of the options."""
+    """Return the options that are named like the fields of a dataclass."""
     return {name: given[name] for name in (field.name for field in fields(kind)) if name in given}
 
 
@@ -142,7 +142,7 @@ def serve(
             min=2.0,
             callback=_seconds,
             envvar="MUSTER_SERVE_LEASE_TTL",
-            help="Seconds without news of the leader after which another replica leads.",
+            help="Seconds without news from the leader after which another replica leads.",
         ),
     ] = 5.0,
     etcd_ca: etcd.Ca = None,
@@ -156,7 +156,7 @@ def serve(
             min=1.0,
             callback=_seconds,
             envvar="MUSTER_SESSION_TTL",
-            help="Seconds that a lost session may take to come back.",
+            help="Seconds that a lost session may take to reconnect.",
         ),
     ] = 10.0,
     drain_grace: Annotated[
@@ -168,7 +168,7 @@ def serve(
             min=0.0,
             callback=_seconds,
             metavar="SECONDS",
-            help="How long a closed run is kept that nobody is connected to; 0: for ever.",
+            help="How long to keep a closed run without connections; 0: for ever.",
         ),
     ] = KEEP.closed,
     keep_idle_runs: Annotated[
@@ -177,7 +177,7 @@ def serve(
             min=0.0,
             callback=_seconds,
             metavar="SECONDS",
-            help="How long any other run is kept that nobody is connected to; 0: for ever.",
+            help="How long to keep any other run without connections; 0: for ever.",
         ),
     ] = KEEP.idle,
     max_runs: Annotated[int, typer.Option(min=1, help="Runs known at once.")] = DEFAULTS.max_runs,
@@ -250,12 +250,12 @@ def serve(
     ] = None,
     http_tls: Annotated[
         bool,
-        typer.Option(envvar="MUSTER_SERVE_HTTP_TLS", help="Use the certificate on the HTTP port, too."),
+        typer.Option(envvar="MUSTER_SERVE_HTTP_TLS", help="Use the certificate on the HTTP port as well."),
     ] = False,
     http_tokens: Annotated[
         bool,
         typer.Option(
-            envvar="MUSTER_SERVE_HTTP_TOKENS", help="Ask for a viewer's token on the HTTP port, too."
+            envvar="MUSTER_SERVE_HTTP_TOKENS", help="Ask for a viewer's token on the HTTP port as well."
         ),
     ] = False,
     http_hosts: Annotated[
@@ -263,15 +263,15 @@ def serve(
         typer.Option(
             envvar="MUSTER_SERVE_HTTP_HOSTS",
             metavar="NAMES",
-            help="The names by which the HTTP port may be called, with commas, beside IP addresses and "
-            "localhost. Others are refused. Empty: any name, and none on loopback.",
+            help="Host names that the HTTP port accepts, with commas, besides IP addresses and localhost. "
+            "Others are refused. Empty: any name; on loopback no other name.",
         ),
     ] = "",
     insecure: Annotated[
         bool,
         typer.Option(
             envvar="MUSTER_SERVE_INSECURE",
-            help="Listen to other machines without TLS, or without asking who they are.",
+            help="Listen to other machines without TLS, or without tokens and client certificates.",
         ),
     ] = False,
     audit_log: Annotated[

@@ -1,7 +1,7 @@
-"""Where the settings of ``muster serve`` come from: flag, environment, file, default, in this order.
+"""The sources of the settings of ``muster serve``: flag, environment, file, default, in this order.
 
-The options of the command are the settings; there is no second list of them. A file is read before any other
-option is looked at, and becomes the context's default map.
+The options of the command are the settings; there is no second list. The file is read before any other
+option, and becomes the context's default map.
 """
 
 import os
@@ -13,13 +13,13 @@ from typing import Annotated, Any
 import typer
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_SERVE"}
-"""Of a command whose options are the settings: ``--max-runs`` is also ``MUSTER_SERVE_MAX_RUNS``."""
+"""For a command whose options are the settings: ``--max-runs`` is also ``MUSTER_SERVE_MAX_RUNS``."""
 FILE = "config"
 """The name of the option that names the file."""
 
 
 def _read(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Take a file's values as defaults; each is checked as if it were given as a flag."""
+    """Take a file's values as defaults, each checked like a flag."""
     if path is None or ctx.resilient_parsing:
         return path
     try:
@@ -51,17 +51,17 @@ File = Annotated[
 
 
 def settings(ctx: typer.Context) -> list[Any]:
-    """The options that a file may set.
+    """Return the options that a file may set.
 
     Args:
-        ctx: that of a command whose options are the settings.
+        ctx: the context of a command whose options are the settings.
     """
-    # `help` and the like are eager, and no settings.
+    # `help` and similar options are eager, and not settings.
     return [option for option in ctx.command.params if not option.is_eager and option.expose_value]
 
 
 def source(ctx: typer.Context, option: Any) -> str:  # noqa: ANN401  # typer has no public type for it
-    """Where the value that is in force comes from, in words."""
+    """Return the source of a value in force, as text."""
     found = ctx.get_parameter_source(option.name)
     match found.name if found is not None else "DEFAULT":
         case "COMMANDLINE":
@@ -81,9 +81,9 @@ def _variable(ctx: typer.Context, option: Any) -> str:  # noqa: ANN401
 
 
 def _check(ctx: typer.Context, option: Any, path: Path, value: object) -> None:  # noqa: ANN401
-    """See that a file's value is one for the option; what is said of it names file and key."""
+    """Check that a file's value fits the option. The error names file and key."""
     where = f"{path}: {option.name} = {_shown(value)}"
-    # Else 1 would be taken for a switch that is on, and true for the number 1.
+    # Otherwise 1 would count as a flag that is set, and true as the number 1.
     if isinstance(value, bool) is not bool(option.is_flag) or isinstance(value, dict | list):
         wanted = "true or false" if option.is_flag else "a number or a text, as the flag takes it"
         raise typer.BadParameter(f"{where}: it must be {wanted}.")

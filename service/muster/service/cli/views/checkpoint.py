@@ -341,7 +341,7 @@ def _manifest(one: StoredCheckpoint) -> tuple[Manifest | None, Damage | None]:
 
 
 def _chosen(inventory: Inventory, place: str, step: int | None) -> list[StoredCheckpoint]:
-    """Return the checkpoints of a step, or all, newest first; the command ends if there is none."""
+    """Return the checkpoints of a step, or all, newest first. Without any, end the command."""
     stored = inventory.checkpoints()
     if not stored:
         fail(

@@ -1,4 +1,4 @@
-"""What tables show of runs, barriers, members, nodes, rounds and the missing."""
+"""The columns of tables of runs, barriers, members, nodes, rounds and missing ranks."""
 
 from muster.service.cli.views.table import Column, name
 from muster.service.core.vocabulary import report
@@ -10,31 +10,31 @@ from muster.v1 import barrier_pb2, common_pb2, coordinator_pb2, rendezvous_pb2, 
 
 
 def barrier_state(barrier: barrier_pb2.Barrier) -> str:
-    """``OPEN``, or the outcome."""
+    """Return ``OPEN``, or the outcome."""
     if not barrier.HasField("decision"):
         return "OPEN"
     return name(common_pb2.Outcome.DESCRIPTOR, barrier.decision.outcome, "OUTCOME_")
 
 
 def run_state(run: run_pb2.Run) -> str:
-    """``OPEN``, ``CLOSED`` or ``FORGOTTEN``."""
+    """Return ``OPEN``, ``CLOSED`` or ``FORGOTTEN``."""
     if run.forgotten:
         return "FORGOTTEN"
     return "CLOSED" if run.HasField("closed") else "OPEN"
 
 
 def connection(node: rendezvous_pb2.NodeView) -> str:
-    """Whether a node's stream is open, in the words for processes."""
+    """Return whether a node's stream is open, with the states of processes."""
     return "CONNECTED" if node.connected else "DISCONNECTED"
 
 
 def node_standing(node: rendezvous_pb2.NodeView) -> str:
-    """A node's place in the rendezvous."""
+    """Return a node's place in the rendezvous."""
     return name(rendezvous_pb2.NodeStanding.DESCRIPTOR, node.standing, "NODE_STANDING_")
 
 
 def node_rank(node: rendezvous_pb2.NodeView) -> str:
-    """A node's rank in the complete round."""
+    """Return a node's rank in the complete round."""
     return str(node.rank) if node.HasField("rank") else NOTHING
 
 
@@ -47,12 +47,12 @@ def _nodes(run: run_pb2.Run) -> str:
 
 
 def member_node(member: run_pb2.Member) -> str:
-    """The rank of a process's node."""
+    """Return the rank of a process's node."""
     return str(member.node_rank) if member.HasField("node_rank") else NOTHING
 
 
 def member_step(member: run_pb2.Member) -> str:
-    """The training step that a process is at."""
+    """Return the training step that a process is at."""
     return str(member.step) if member.HasField("step") else NOTHING
 
 
@@ -61,22 +61,22 @@ def _step_age(member: run_pb2.Member) -> str:
 
 
 def run_steps(run: run_pb2.Run) -> str:
-    """How far the ranks of a run have come."""
+    """Return the lowest and the highest training step of a run."""
     return steps(run.steps.lowest, run.steps.highest) if run.HasField("steps") else NOTHING
 
 
 def _last_commit(run: run_pb2.Run) -> str:
-    """How long ago a checkpoint was committed."""
+    """Return the age of the newest checkpoint."""
     return duration(run.checkpoints.age_ms) if run.checkpoints.HasField("newest") else NOTHING
 
 
 def member_state(member: run_pb2.Member) -> str:
-    """How a process stands."""
+    """Return the state of a process."""
     return name(common_pb2.MemberState.DESCRIPTOR, member.state, "MEMBER_STATE_")
 
 
 def missing_sentence(barrier: barrier_pb2.Barrier) -> str:
-    """Who is missing from a barrier, with host, process and reason; empty if nobody is."""
+    """Name the missing ranks with host, process and reason; empty if no rank is missing."""
     return report.missing_all([missing_from_pb(one) for one in barrier.missing])
 
 
@@ -102,7 +102,7 @@ def _last_rank(barrier: barrier_pb2.Barrier) -> str:
 
 
 def decided_at(barrier: barrier_pb2.Barrier) -> str:
-    """When a barrier was decided, in UTC."""
+    """Return when a barrier was decided, in UTC."""
     decision = barrier.decision
     return decision.decided_at.ToJsonString() if decision.HasField("decided_at") else NOTHING
 
@@ -112,7 +112,7 @@ def _groups(member: run_pb2.Member) -> str:
 
 
 def last_sequence(spoken: run_pb2.GroupPosition | common_pb2.MissingRank) -> str:
-    """The last sequence that a process arrived at in a group."""
+    """Return the last sequence at which a process arrived in a group."""
     return str(spoken.last_sequence) if spoken.HasField("last_sequence") else NOTHING
 
 

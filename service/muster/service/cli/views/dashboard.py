@@ -1,4 +1,4 @@
-"""What ``muster top`` shows: a picture of the coordinator's answers, made without asking anyone."""
+"""The screen of ``muster top``, rendered from the coordinator's answers alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from muster.v1 import barrier_pb2, run_pb2
 
 BAR_CELLS = 16
 NAME_CELLS = 24
-"""A longer run id or prefix is cut, so that it leaves room for the others."""
+"""A longer run id or prefix is cut, to leave room for the other columns."""
 TAIL = 15
-"""Characters that a barrier's name keeps of its end when it is cut."""
+"""Characters at the end of a barrier's name that remain when it is cut."""
 MIN_DECISIONS = 5
-"""Lines that open barriers leave to the last decisions."""
+"""Lines that remain for the last decisions, however many barriers are open."""
 HURRY = 0.2
-"""With less than this part of its timeout left, a barrier's time is shown in red."""
+"""A barrier with less than this part of its timeout left is shown in red."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One look at a coordinator."""
+    """The answers of a coordinator at one time."""
 
     endpoint: str
     runs: Sequence[run_pb2.Run]
@@ -35,15 +35,15 @@ class Snapshot:
     taken_at: float
     """Seconds since 1970."""
     error: str | None = None
-    """Why the picture is not fresh, if it is not."""
+    """Why the data is outdated; None if it is current."""
 
 
 def render(snapshot: Snapshot, height: int) -> RenderableType:
-    """The whole picture.
+    """Render the screen.
 
     Args:
-        snapshot: what to show.
-        height: how many lines there are to fill.
+        snapshot: the data.
+        height: lines of the screen.
     """
     waiting = sorted(
         (barrier for barrier in snapshot.barriers if not barrier.HasField("decision")),
@@ -120,7 +120,7 @@ def _decided(barriers: Sequence[barrier_pb2.Barrier], now: float) -> Table:
         ago = now * 1000 - barrier.decision.decided_at.ToMilliseconds()
         outcome = barrier_state(barrier)
         table.add_row(
-            # The two clocks are those of two machines.
+            # The coordinator's clock may be ahead of ours.
             Text(duration(max(0, round(ago)))),
             Text(outcome, style=COLORS.get(outcome, "")),
             _text(barrier.message.partition("\n")[0]),
@@ -141,7 +141,7 @@ def _bar(arrived: int, required: int) -> Text:
 
 
 def _barrier(prefix: str, sequence: int) -> Text:
-    """A barrier by name; a long one is cut in the middle, since groups of saves differ in the end."""
+    """Format a barrier's name. A long one is cut in the middle, because groups of saves differ at the end."""
     name = report.printable(f"{prefix} #{sequence}")
     if len(name) > NAME_CELLS:
         name = f"{name[: NAME_CELLS - TAIL - 1]}…{name[-TAIL:]}"
@@ -149,5 +149,5 @@ def _barrier(prefix: str, sequence: int) -> Text:
 
 
 def _text(text: str) -> Text:
-    """Text that is shown as it is: what stands in it is neither markup nor an escape."""
+    """Return text that is shown literally, without markup and escapes."""
     return Text(report.printable(text))

@@ -1,4 +1,4 @@
-"""``muster describe``: all there is to know of one run, barrier or member."""
+"""``muster describe``: all details of one run, barrier or member."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeAlias, TypeVar
@@ -24,7 +24,7 @@ Row = TypeVar("Row")
 Host: TypeAlias = tuple[str, str, str]
 """A host, its node's rank, and the state of the processes there."""
 
-app = typer.Typer(help="Show all there is to know of one run, barrier or member.", no_args_is_help=True)
+app = typer.Typer(help="Show all details of one run, barrier or member.", no_args_is_help=True)
 
 
 @app.command("run")
@@ -75,7 +75,7 @@ def describe_barrier(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a barrier, and everyone who is missing."""
+    """Show a barrier and its missing ranks."""
     with connect(endpoint, timeout) as client:
         found = client.barrier(run, prefix, sequence)
     if output is Output.JSON:
@@ -93,7 +93,7 @@ def describe_member(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a rank, and what it is missing from."""
+    """Show a rank, and the barriers that it is missing from."""
     with connect(endpoint, timeout) as client:
         known = client.members(run).members
         processes = [one for one in known if one.rank == rank]
@@ -139,7 +139,7 @@ def run_text(
     wide: bool = False,
     color: bool = False,
 ) -> str:
-    """A run for people."""
+    """Describe a run for people."""
     hosts: dict[Host, list[int]] = {}
     for member in members:
         host = member.host, columns.member_node(member), columns.member_state(member)
@@ -170,7 +170,7 @@ def run_text(
 
 
 def _steps(run: run_pb2.Run, members: Iterable[run_pb2.Member]) -> dict[str, str]:
-    """How far training has come; nothing if no rank that is there tells."""
+    """Describe the progress of training; nothing if no connected rank reports steps."""
     there = common_pb2.MEMBER_STATE_CONNECTED
     ages = [one.step_ms for one in members if one.state == there and one.HasField("step")]
     if not run.HasField("steps") or not ages:
@@ -181,7 +181,7 @@ def _steps(run: run_pb2.Run, members: Iterable[run_pb2.Member]) -> dict[str, str
 
 
 def _checkpoint(run: run_pb2.Run) -> dict[str, str]:
-    """The newest checkpoint; nothing if no rank reported a save."""
+    """Describe the newest checkpoint; nothing if no rank reported a save."""
     return {"Checkpoint": checkpoints_text(run.checkpoints)} if run.HasField("checkpoints") else {}
 
 
@@ -209,7 +209,7 @@ def _rendezvous(rendezvous: rendezvous_pb2.Rendezvous) -> str:
         "State": current_state(rendezvous),
     }
     if not rendezvous.HasField("closed"):
-        # Of a closed run it would only say once more how it was closed.
+        # The message of a closed run repeats how it was closed.
         shown["Message"] = rendezvous.message
     return f"Rendezvous:\n{indented(fields(shown))}"
 
@@ -223,7 +223,7 @@ HOSTS: list[Column[tuple[Host, list[int]]]] = [
 
 
 def barrier_text(barrier: barrier_pb2.Barrier, *, wide: bool = False, color: bool = False) -> str:
-    """A barrier for people."""
+    """Describe a barrier for people."""
     shown = {
         "Run": barrier.run_id,
         "Prefix": barrier.prefix,
@@ -266,8 +266,8 @@ def member_text(
     rendezvous: rendezvous_pb2.Rendezvous,
     missing_from: Iterable[barrier_pb2.Barrier],
 ) -> str:
-    """A rank for people."""
-    lives = [
+    """Describe a rank for people."""
+    described = [
         fields(
             {
                 "Process": f"{one.pid} on {one.host}",
@@ -292,13 +292,13 @@ def member_text(
     ]
     return _sections(
         fields({"Run": run_id, "Rank": str(rank)}),
-        *lives,
+        *described,
         "Missing from:\n" + indented("\n".join(missed)) if missed else "",
     )
 
 
 def _node(member: run_pb2.Member, rendezvous: rendezvous_pb2.Rendezvous) -> str:
-    """The node of a process: its rank and, if it is in the round, its address."""
+    """Return the node of a process: its rank and, if it is in the round, its address."""
     for view in rendezvous.nodes:
         if member.HasField("node_rank") and view.HasField("rank") and view.rank == member.node_rank:
             return f"{member.node_rank}, {report.node_name(node_from_pb(view.node))}"

@@ -46,9 +46,9 @@ def runs(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """List runs, with their ranks and barriers counted."""
+    """List runs with counts of their ranks and barriers."""
     with connect(endpoint, timeout) as client:
-        # A watch asks for the list too: its stream has no deadline, and cannot say that there is no such run.
+        # A watch asks for the list too: its stream has no deadline, and cannot report an unknown run.
         found = run_pb2.RunServiceListResponse(runs=[client.run(run).run]) if run else client.runs()
         if not found.runs:
             note(f"no runs have said hello to {client.endpoint} yet")
@@ -77,8 +77,8 @@ def barriers(
                 f"no barriers {f'of run {run} ' if run else ''}have been arrived at on {client.endpoint} yet"
             )
         if watch:
-            looks = _looks(found, lambda: client.barriers(run, history), interval)
-            fresh = changes((look.barriers for look in looks), barrier_key, barrier_standing)
+            polls = _polls(found, lambda: client.barriers(run, history), interval)
+            fresh = changes((poll.barriers for poll in polls), barrier_key, barrier_content)
             _print_each(fresh, columns.BARRIERS, output)
         else:
             _print_all(found, found.barriers, columns.BARRIERS, output)
@@ -100,8 +100,8 @@ def members(
         if not found.members:
             note(f"no members of run {run} have said hello to {client.endpoint} yet")
         if watch:
-            looks = _looks(found, lambda: client.members(run), interval)
-            fresh = changes((look.members for look in looks), member_key, member_standing)
+            polls = _polls(found, lambda: client.members(run), interval)
+            fresh = changes((poll.members for poll in polls), member_key, member_content)
             _print_each(fresh, columns.MEMBERS, output)
         else:
             _print_all(found, found.members, columns.MEMBERS, output)
@@ -126,13 +126,13 @@ def rounds(
         if not watch:
             _print_all(found, rows, columns.ROUNDS, output)
             return
-        looks = (look.rendezvous for look in _looks(found, lambda: client.rendezvous(run), interval))
+        polls = (poll.rendezvous for poll in _polls(found, lambda: client.rendezvous(run), interval))
         if output is Output.JSON:
-            # A round is no message of its own: what is printed is the whole rendezvous.
-            each = ([look] for look in looks)
-            _print_lines(changes(each, lambda look: look.run_id, rendezvous_standing))
+            # A round is not a message, so print the whole rendezvous.
+            each = ([poll] for poll in polls)
+            _print_lines(changes(each, lambda poll: poll.run_id, rendezvous_content))
         else:
-            fresh = changes(map(rounds_of, looks), round_key, lambda row: row)
+            fresh = changes(map(rounds_of, polls), round_key, lambda row: row)
             _print_batches(fresh, columns.ROUNDS, output)
 
 
@@ -145,14 +145,14 @@ def replicas(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """List the coordinators of which one leads, where the state is in etcd."""
+    """List the replicas of a coordinator with its state in etcd."""
     with connect(endpoint, timeout) as client:
         found = client.replicas()
         if not found.replicas:
             note(f"the coordinator at {client.endpoint} is the only one: its state is not in etcd")
         if watch:
-            looks = _looks(found, client.replicas, interval)
-            fresh = changes((look.replicas for look in looks), lambda one: one.address, lambda one: one.leads)
+            polls = _polls(found, client.replicas, interval)
+            fresh = changes((poll.replicas for poll in polls), lambda one: one.address, lambda one: one.leads)
             _print_each(fresh, columns.REPLICAS, output)
         else:
             _print_all(found, found.replicas, columns.REPLICAS, output)
@@ -196,40 +196,40 @@ def _table(shown: list[Column[Row]], output: Output) -> Table[Row]:
 # ---------------------------------------------------------------------- watching
 
 
-Look = TypeVar("Look")
+Poll = TypeVar("Poll")
 
 
-def _looks(first: Look, look: Callable[[], Look], interval: float) -> Iterator[Look]:
+def _polls(first: Poll, poll: Callable[[], Poll], interval: float) -> Iterator[Poll]:
     yield first
     while True:
         time.sleep(interval)
-        yield look()
+        yield poll()
 
 
 def changes(
-    looks: Iterable[Iterable[Row]], key: Callable[[Row], Hashable], standing: Callable[[Row], object]
+    polls: Iterable[Iterable[Row]], key: Callable[[Row], Hashable], content: Callable[[Row], object]
 ) -> Iterator[list[Row]]:
-    """Of each look the rows that are new, or stand otherwise than at the look before.
+    """Yield, for each poll, the rows that are new or have changed since the previous poll.
 
     Args:
-        looks: all rows, again and again.
-        key: what makes a row the same one at the next look.
-        standing: what counts as a change; time that passes does not.
+        polls: all rows at each poll.
+        key: identifies a row across polls.
+        content: the part of a row whose change counts; ages are not in it.
     """
     before: dict[Hashable, object] = {}
-    for rows in looks:
-        now = {key(row): standing(row) for row in rows}
+    for rows in polls:
+        now = {key(row): content(row) for row in rows}
         yield [row for row in rows if key(row) not in before or before[key(row)] != now[key(row)]]
         before = now
 
 
 def barrier_key(barrier: barrier_pb2.Barrier) -> Hashable:
-    """Which barrier it is."""
+    """Return what identifies a barrier."""
     return barrier.run_id, barrier.prefix, barrier.sequence
 
 
-def barrier_standing(barrier: barrier_pb2.Barrier) -> object:
-    """A barrier without its clocks."""
+def barrier_content(barrier: barrier_pb2.Barrier) -> object:
+    """Return a barrier without its ages."""
     return (
         columns.barrier_state(barrier),
         barrier.arrived,
@@ -239,17 +239,17 @@ def barrier_standing(barrier: barrier_pb2.Barrier) -> object:
 
 
 def member_key(member: run_pb2.Member) -> Hashable:
-    """Which process it is."""
+    """Return what identifies a process."""
     return member.rank, member.incarnation
 
 
-def member_standing(member: run_pb2.Member) -> object:
-    """A member without its clock."""
+def member_content(member: run_pb2.Member) -> object:
+    """Return a member without its age."""
     return member.state, member.generation, [str(group) for group in member.groups]
 
 
-def rendezvous_standing(rendezvous: rendezvous_pb2.Rendezvous) -> object:
-    """A rendezvous without its clocks."""
+def rendezvous_content(rendezvous: rendezvous_pb2.Rendezvous) -> object:
+    """Return a rendezvous without its ages."""
     return (
         rendezvous.round,
         rendezvous.complete,

@@ -1,4 +1,4 @@
-"""Where the processes of a run stand, as lines for people."""
+"""The stacks of a run's processes, as lines for people."""
 
 from rich.cells import cell_len
 
@@ -8,11 +8,11 @@ from muster.service.insight import words
 from muster.v1 import insight_pb2
 
 MAX_ALIGNED = 40
-"""Cells of the column of functions; after a longer name its file follows at once."""
+"""Cells of the column of functions. A longer name shifts the file behind it."""
 
 
 def stacks_lines(run_id: str, response: insight_pb2.StacksResponse) -> list[str]:
-    """Who answered and who differs from most, then each crowd, then those of whom nothing is known."""
+    """List how many answered, the ranks that differ from most, each crowd, and the silent processes."""
     answered, asked = words.answered(response)
     processes = counted(asked, "process", "processes")
     lines = [_one_line(f"run {run_id}: {answered:,} of {processes} answered")]
@@ -36,7 +36,7 @@ def _crowd(crowd: insight_pb2.Crowd) -> list[str]:
     if own is not None:
         lines.append(f"  {_one_line(words.facts(own))}")
     for thread in crowd.threads:
-        if thread.frames:  # That the main one has ended is said.
+        if thread.frames:  # The line says if the main thread has ended.
             lines += (f"  {line}" for line in _thread(thread))
     if own is not None and own.threads_left_out:
         lines.append(f"  … {counted(own.threads_left_out, 'more thread', 'more threads')}")
@@ -64,5 +64,5 @@ def _silent(crowd: insight_pb2.Crowd) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What someone sent: it must neither speak to the terminal nor begin a line of its own."""
+    """Return text from outside on one line, without control characters for the terminal."""
     return report.printable(text).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""How data is put on stdout: aligned columns, labelled fields, or JSON."""
+"""Output on stdout: aligned columns, labelled fields, or JSON."""
 
 import json
 import os
@@ -58,13 +58,13 @@ class Column(Generic[Row]):
 
 
 class Table(Generic[Row]):
-    """Rows in aligned columns, printed in one go or as they come.
+    """Rows in aligned columns, printed together or one batch after another.
 
     Args:
-        columns: what to show of a row.
-        wide: whether to show the wide columns too.
-        color: whether states get their colours.
-        cut_at: where the last column is cut, for a terminal of this width; None cuts nothing.
+        columns: the columns.
+        wide: whether to show the wide columns as well.
+        color: whether to colour states.
+        cut_at: width in cells at which the last column is cut; None cuts nothing.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Table(Generic[Row]):
         self._begun = False
 
     def text(self, rows: Iterable[Row]) -> str:
-        """The lines of these rows; before the first of all, the header.
+        """Return the lines of these rows. The first call adds the header.
 
-        Columns keep the width that they had at an earlier call, or grow.
+        Columns keep the width of an earlier call, or grow.
         """
         lines = [[_line(column.cell(row)) for column in self._columns] for row in rows]
         if not self._begun:
@@ -109,18 +109,18 @@ class Table(Generic[Row]):
 
 
 def fields(pairs: Mapping[str, str]) -> str:
-    """Labels and values, a line each."""
+    """Format labels and values, one line each."""
     width = max(map(len, pairs)) + 1
     return "\n".join(f"{label + ':':<{width}}  {_line(value)}" for label, value in pairs.items())
 
 
 def indented(text: str) -> str:
-    """The text, moved in."""
+    """Return the text, indented."""
     return "\n".join(f"  {line}" for line in report.printable(text).splitlines())
 
 
 def headed(headline: str, lines: Iterable[str]) -> str:
-    """A sentence, and what belongs to it moved in below."""
+    """Format a sentence with indented lines below it."""
     return "\n".join([report.printable(headline).replace("\n", "\n    "), *map(indented, lines)])
 
 
@@ -132,7 +132,7 @@ def _line(value: str) -> str:
 
 
 def name(enum: EnumDescriptor, value: int, prefix: str = "") -> str:
-    """The name of an enum's value, without the enum's own name.
+    """Return the name of an enum's value, without the enum's own name.
 
     A newer coordinator may send a value that this version does not know; it is shown as its number.
     """
@@ -141,7 +141,7 @@ def name(enum: EnumDescriptor, value: int, prefix: str = "") -> str:
 
 
 def counted(count: int, one: str, many: str) -> str:
-    """``1 node``, ``4 nodes``."""
+    """Format a count: ``1 node``, ``4 nodes``."""
     return f"{count:,} {one if count == 1 else many}"
 
 
@@ -149,31 +149,31 @@ def counted(count: int, one: str, many: str) -> str:
 
 
 def document(value: Mapping[str, Any]) -> str:
-    """A JSON document for people and jq."""
+    """Format a JSON document, for people and jq."""
     return json.dumps(value, indent=2)
 
 
 def json_line(value: Mapping[str, Any]) -> str:
-    """A JSON document on one line."""
+    """Format a JSON document on one line."""
     return json.dumps(value)
 
 
 def colorful() -> bool:
-    """Whether stdout wants colours (https://no-color.org)."""
+    """Return whether stdout should have colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def terminal_width() -> int | None:
-    """How wide stdout's terminal is; None if it is none, so that a pipe gets everything."""
+    """Return the width of stdout's terminal; None if stdout is not a terminal, so that a pipe gets all."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def emit(text: str) -> None:
-    """Print data on stdout; a reader who has seen enough, such as ``head``, ends the command quietly."""
+    """Print data on stdout. If the reader, such as ``head``, closes the pipe, end the command quietly."""
     try:
         typer.echo(text)
     except BrokenPipeError:
-        # What is left in the buffer has to go somewhere when the interpreter flushes it at its end.
+        # The interpreter flushes its buffer at exit, which would fail on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(Exit.DONE) from None
 

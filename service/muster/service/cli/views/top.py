@@ -33,7 +33,7 @@ def top(
     """Watch a coordinator live; q or Ctrl-C ends."""
     if not sys.stdout.isatty():
         fail(
-            "muster top draws on a terminal, and stdout is none\n"
+            "muster top draws on a terminal, and stdout is not one\n"
             "  next: for a file or a pipe, use muster get barriers --watch",
             Exit.USAGE,
         )
@@ -45,7 +45,7 @@ def top(
 
     console = Console()
     with connect(endpoint, timeout) as client:
-        snapshot = _look(client)
+        snapshot = _poll(client)
         live = Live(console=console, screen=True, auto_refresh=False)
         try:
             with _restored_on_sigterm(), _keys() as quit_within:
@@ -53,9 +53,9 @@ def top(
                 live.update(render(snapshot, console.height), refresh=True)
                 while not quit_within(interval):
                     try:
-                        snapshot = _look(client)
+                        snapshot = _poll(client)
                     except (CallError, EnvironmentValueError) as error:
-                        # The last picture stays, so that one sees what was there before contact was lost.
+                        # Keep the last data on screen: it shows the state before contact was lost.
                         snapshot = replace(snapshot, error=str(error))
                     live.update(render(snapshot, console.height), refresh=True)
         except KeyboardInterrupt:
@@ -65,7 +65,7 @@ def top(
             live.stop()
 
 
-def _look(client: Client) -> "Snapshot":
+def _poll(client: Client) -> "Snapshot":
     from muster.service.cli.views.dashboard import Snapshot
 
     return Snapshot(
@@ -78,7 +78,7 @@ def _look(client: Client) -> "Snapshot":
 
 @contextmanager
 def _restored_on_sigterm() -> Iterator[None]:
-    """End by an exception on SIGTERM, so that the terminal is left as it was found."""
+    """End by an exception on SIGTERM, so that the terminal is restored."""
 
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -92,7 +92,7 @@ def _restored_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Read single keys, if stdin is a terminal; the function given waits and tells whether to quit."""
+    """Yield a function that waits, and returns whether to quit. It reads keys if stdin is a terminal."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -101,7 +101,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
     stdin = sys.stdin.fileno()
     before = termios.tcgetattr(stdin)
-    # A signal that comes just before the wait would not end it, without a file that it makes readable.
+    # Without this file, a signal just before the wait would not end it.
     woken, wake = os.pipe2(os.O_NONBLOCK)
     woke_before = signal.set_wakeup_fd(wake)
     try:
@@ -120,7 +120,7 @@ def _sleep(seconds: float) -> bool:
 
 
 def _quit_pressed(stdin: int, woken: int, seconds: float) -> bool:
-    """Wait so long for a key that quits; so does the end of input. A signal's handler may raise meanwhile."""
+    """Wait up to so many seconds for a key that quits, or the end of input. A signal handler may raise."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         readable = select.select([stdin, woken], [], [], left)[0]

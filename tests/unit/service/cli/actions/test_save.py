@@ -58,7 +58,7 @@ class Runs(RunServiceServicer):
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
-    monkeypatch.setattr(module, "LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(module, "POLL_INTERVAL", 0.0)
     serving = Runs()  # type: ignore[abstract]
     server = grpc.server(ThreadPoolExecutor(1))
     add_RunServiceServicer_to_server(serving, server)

@@ -235,13 +235,13 @@ def test_a_coordinator_that_is_well_is_told_so():
     assert names == ["authorisation", "token", "version", "storage", "clock"]
 
 
-def test_doctor_says_that_a_relay_shows_its_own_token():
+def test_doctor_names_the_relay_that_forwards_calls():
     status = pb.StatusResponse(version=VERSION, relay="node-0:41\x1b[2J")
     status.caller.token_name = "node-0"
     relay, token = (one for one in answers(Answering(status), "job1") if one.name in ("relay", "token"))
     assert relay.result is Result.OK
     assert relay.message == (
-        "node-0:41\\x1b[2J passes our calls on: the coordinator sees the relay's token, not ours"
+        "node-0:41\\x1b[2J forwards our calls: the coordinator sees the relay's token, not ours"
     )
     assert token.message.startswith('"node-0" ')
 

@@ -19,12 +19,12 @@ def test_a_good_token_is_told_with_its_end():
     )
 
 
-def test_one_that_has_expired_fails_with_the_next_step():
+def test_expired_token_fails_with_the_next_step():
     found = identity(f"Bearer {Issuer().token(now=NOW, aud=None)}", NOW + 601)
     assert found is not None
     assert found.result is Result.FAILED
     assert "for the audience nobody, and expired at 2023-11-14 22:23:20Z" in found.message
-    assert "no copy of it" in found.next
+    assert "not a copy of it" in found.next
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer static-0123456789", "Bearer e30.e30.", "Bearer a.b.c"])

@@ -70,11 +70,11 @@ def test_the_environment_is_asked_too(told: list[RelaySettings]):
         ((*GOOD, "--http=here"), "here"),
         ((*GOOD, "--patience-ms=-1"), "patience-ms"),
         ((*GOOD, "--patience-ms=1001"), "patience-ms"),
-        ((*GOOD, "--socket-mode=888"), "no mode of a file"),
-        ((*GOOD, "--socket-mode=1777"), "no mode of a file"),
-        ((*GOOD, "--socket-mode=66"), "no mode of a file"),
-        ((*GOOD, "--socket-mode=rw"), "no mode of a file"),
-        ((*GOOD, "--socket-mode=٦٦٠"), "no mode of a file"),
+        ((*GOOD, "--socket-mode=888"), "not a file mode"),
+        ((*GOOD, "--socket-mode=1777"), "not a file mode"),
+        ((*GOOD, "--socket-mode=66"), "not a file mode"),
+        ((*GOOD, "--socket-mode=rw"), "not a file mode"),
+        ((*GOOD, "--socket-mode=٦٦٠"), "not a file mode"),
         ((*GOOD, "--tls-cert=c"), "key"),
         (("relay", "--listen=unix:///s", "--upstream=a:1", "--tokens-file=t"), "guarded by its file's"),
         (
@@ -83,7 +83,7 @@ def test_the_environment_is_asked_too(told: list[RelaySettings]):
         ),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(
+def test_invalid_options_of_a_relay_are_a_usage_error(
     told: list[RelaySettings], arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("MUSTER_ENDPOINT", raising=False)

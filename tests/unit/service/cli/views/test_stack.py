@@ -66,15 +66,15 @@ def test_ranks_are_given_by_number_and_by_range(words: list[str], ranks: list[in
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["1", "three"], '"three" is no rank'),
-        ([""], '"" is no rank'),
-        (["1,,2"], '"" is no rank'),
-        (["1-"], '"1-" is no rank'),
-        (["0-1-2"], '"0-1-2" is no rank'),
-        (["+1"], '"+1" is no rank'),
-        (["٣"], '"٣" is no rank'),
-        (["9" * 5000], "is no rank"),
-        (["\x1b[2J"], r'"\x1b[2J" is no rank'),
+        (["1", "three"], '"three" is not a rank'),
+        ([""], '"" is not a rank'),
+        (["1,,2"], '"" is not a rank'),
+        (["1-"], '"1-" is not a rank'),
+        (["0-1-2"], '"0-1-2" is not a rank'),
+        (["+1"], '"+1" is not a rank'),
+        (["٣"], '"٣" is not a rank'),
+        (["9" * 5000], "is not a rank"),
+        (["\x1b[2J"], r'"\x1b[2J" is not a rank'),
         (["1,7-3"], "7-3: this range ends before it begins"),
         (["2147483648"], "no rank is greater than 2,147,483,647"),
         (["0-2147483647"], "0-2147483647: these are more than 65,536 ranks"),
@@ -121,7 +121,7 @@ def test_people_get_the_stacks_and_programs_the_message(insight: Insight):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "no process of run job1 is there to be asked\n"),
+        ((), "no process of run job1 can be asked\n"),
         (
             ("--missing=checkpoint",),
             'the open barrier "checkpoint" of run job1 waits for no process that could be asked\n'
@@ -130,7 +130,7 @@ def test_people_get_the_stacks_and_programs_the_message(insight: Insight):
         (("3", "--missing=p"), 'the open barrier "p" of run job1 waits for none of these ranks\n'),
     ],
 )
-def test_where_nobody_was_asked_it_says_so(insight: Insight, arguments: tuple[str, ...], said: str):
+def test_stack_says_why_no_process_was_asked(insight: Insight, arguments: tuple[str, ...], said: str):
     insight.answer = StacksResponse()
     result = invoke("stack", "job1", *arguments, "--endpoint", insight.endpoint)
     assert (result.exit_code, result.stdout, result.stderr) == (Exit.DONE, "", said)

@@ -20,7 +20,7 @@ from lab.authority import Authority
 from lab.hostile.attacker import TEAM_RUN, Target
 from lab.hostile.attacks import ATTACKS, Attack
 from lab.patience import PATIENCE, until
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import Coordinator, free_port
 from lab.processes.daemon import Daemon
 from lab.processes.relay import Relay
@@ -248,8 +248,8 @@ class Soak:
     ) -> "subprocess.Popen[Any]":
         with (self.folder / f"{name}.log").open("wb") as log:
             # Forked also where the coordinator is not: many processes would import for a minute.
-            process = nursery.Forked(
-                nursery.nursery(*nursery.TORCH),
+            process = fork_client.Forked(
+                fork_client.fork_server(*fork_client.TORCH),
                 [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

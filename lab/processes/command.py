@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 import grpc
 
 from lab.patience import PATIENCE, until
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator
 from muster.v1 import barrier_pb2, barrier_pb2_grpc, common_pb2, session_pb2, session_pb2_grpc
 
@@ -79,7 +79,7 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def muster(endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return nursery.run([str(MUSTER), *arguments], env=environment(endpoint), timeout=PATIENCE)
+    return fork_client.run([str(MUSTER), *arguments], env=environment(endpoint), timeout=PATIENCE)
 
 
 def output(endpoint: str, *arguments: str) -> str:
@@ -97,7 +97,7 @@ class Watching(subprocess.Popen[str]):
 
 @contextmanager
 def watching(endpoint: str, *arguments: str) -> Iterator[Watching]:
-    process = nursery.popen(
+    process = fork_client.popen(
         [str(MUSTER), *arguments],
         env=environment(endpoint),
         stdout=subprocess.PIPE,

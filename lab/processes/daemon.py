@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 
 
 class Daemon:
@@ -34,8 +34,8 @@ class Daemon:
             if "-c" in self._program:  # It is another release's.
                 self._process = subprocess.Popen(command, stdin=none, stdout=log, stderr=log, env=env)
                 return
-            self._process = nursery.popen(
-                command, imports=nursery.COMMAND, stdin=none, stdout=log, stderr=log, env=env
+            self._process = fork_client.popen(
+                command, imports=fork_client.COMMAND, stdin=none, stdout=log, stderr=log, env=env
             )
 
     def _check_runs(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MUSTER = Path(sys.executable).with_name("muster")
-CRADLE = "lab.processes.fork_server"
+SERVER = "lab.processes.fork_server"
 """Module of the process that forks."""
 TORCH = (
     "torch.distributed.launcher.api",
@@ -70,7 +70,7 @@ def popen(
         return subprocess.Popen(command, **options)
     if command[0] == str(MUSTER):
         command, imports = [sys.executable, "-m", "lab.processes.muster_command", *command[1:]], COMMAND
-    return Forked(nursery(*imports), command, spawns=spawns, **options)
+    return Forked(fork_server(*imports), command, spawns=spawns, **options)
 
 
 def run(command: Sequence[str], *, timeout: float, **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -85,7 +85,7 @@ def run(command: Sequence[str], *, timeout: float, **options: Any) -> "subproces
     return subprocess.CompletedProcess(process.args, process.returncode, out, log)
 
 
-class Nursery:
+class ForkServer:
     """A process that forks programs.
 
     Args:
@@ -145,9 +145,9 @@ class Forked(subprocess.Popen[Any]):
     """A program that is forked rather than executed."""
 
     def __init__(
-        self, nursery: Nursery, command: Sequence[str], *, spawns: bool = False, **options: Any
+        self, server: ForkServer, command: Sequence[str], *, spawns: bool = False, **options: Any
     ) -> None:
-        self._nursery = nursery
+        self._server = server
         self._spawns = spawns
         super().__init__(command, **options)
 
@@ -156,7 +156,7 @@ class Forked(subprocess.Popen[Any]):
         pipes = {name: named[name] for name in _EXECUTE_CHILD if name.endswith(("read", "write"))}
         with Path(os.devnull).open() as nothing:
             theirs = (pipes["p2cread"], nothing.fileno()), (pipes["c2pwrite"], 1), (pipes["errwrite"], 2)
-            self.pid = self._nursery.fork(
+            self.pid = self._server.fork(
                 named["args"][1:],
                 os.environ if named["env"] is None else named["env"],
                 {
@@ -175,7 +175,7 @@ _EXECUTE_CHILD = tuple(inspect.signature(vars(subprocess.Popen)["_execute_child"
 
 
 @contextmanager
-def spawning(by: Nursery | None = None) -> Iterator[None]:
+def spawning(by: ForkServer | None = None) -> Iterator[None]:
     """Processes that :mod:`multiprocessing` spawns meanwhile are forked; by default from :data:`TORCH`."""
     from multiprocessing import util  # Its handler of the exit is to be run before ours.
 
@@ -186,7 +186,9 @@ def spawning(by: Nursery | None = None) -> Iterator[None]:
             return execute(path, args, passfds)  # It is multiprocessing's tracker of resources.
         command = args[args.index("-c") :]  # Without what this interpreter was told.
         # Not kept here: others may take its place meanwhile.
-        return (by or nursery(*TORCH)).fork(command, os.environ, {file: file for file in (1, 2, *passfds)})
+        return (by or fork_server(*TORCH)).fork(
+            command, os.environ, {file: file for file in (1, 2, *passfds)}
+        )
 
     util.spawnv_passfds = spawn
     try:
@@ -212,11 +214,11 @@ _adoptions = threading.Lock()
 
 # ---------------------------------------------------------------------- those of this process
 
-_kept: dict[tuple[str, ...], tuple[Nursery, "subprocess.Popen[bytes]"]] = {}
+_kept: dict[tuple[str, ...], tuple[ForkServer, "subprocess.Popen[bytes]"]] = {}
 """The one that was used last comes last."""
 
 
-def nursery(*modules: str) -> Nursery:
+def fork_server(*modules: str) -> ForkServer:
     """Return the fork server that has imported these modules."""
     found = _kept.pop(modules, None) or _begun(modules)
     _kept[modules] = found
@@ -225,21 +227,21 @@ def nursery(*modules: str) -> Nursery:
     return found[0]
 
 
-def _begun(modules: Sequence[str]) -> tuple[Nursery, "subprocess.Popen[bytes]"]:
+def _begun(modules: Sequence[str]) -> tuple[ForkServer, "subprocess.Popen[bytes]"]:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", CRADLE, str(theirs.fileno()), *modules],
+            [sys.executable, "-m", SERVER, str(theirs.fileno()), *modules],
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
             pass_fds=[theirs.fileno()],
         )
-    return Nursery(control), process
+    return ForkServer(control), process
 
 
 def _end(modules: tuple[str, ...]) -> None:
-    nursery, process = _kept.pop(modules)
-    nursery.close()
+    server, process = _kept.pop(modules)
+    server.close()
     process.wait()
 
 

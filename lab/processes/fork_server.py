@@ -22,20 +22,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from lab.processes.fork_client import MOST, Nursery, spawning
+from lab.processes.fork_client import MOST, ForkServer, spawning
 
 LONGEST_NAME = 15
 """Bytes of a process's name (TASK_COMM_LEN of include/linux/sched.h, less one)."""
 
 
-def aside() -> Nursery:
+def aside() -> ForkServer:
     """Set a process aside that forks what this one has imported by now: before it has threads."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         control.close()
         serve(theirs)
     theirs.close()
-    return Nursery(control)
+    return ForkServer(control)
 
 
 def serve(control: socket.socket) -> NoReturn:

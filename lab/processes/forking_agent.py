@@ -10,14 +10,14 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler, handlers
 
-from lab.processes.fork_client import Forked, Nursery
+from lab.processes.fork_client import Forked, ForkServer
 from lab.processes.fork_server import aside
 
 
 class Forking(SubprocessHandler):
     """Has the process that was set aside fork the worker, if that is a Python program."""
 
-    aside: Nursery
+    aside: ForkServer
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:  # as torch's
         if args[0] != sys.executable:

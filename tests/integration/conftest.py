@@ -8,7 +8,7 @@ import pytest
 
 import muster.worker
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import Coordinator
 from lab.processes.relay import RelayedCoordinator
 from tests.support.deploy import helm as charts
@@ -24,13 +24,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("coordinator", ["direct", "relayed"], indirect=True)
 
 
-nursery.forks = True
+fork_client.forks = True
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _spawned_processes_are_forked() -> Iterator[None]:
     """Ranks, above all."""
-    with nursery.spawning():
+    with fork_client.spawning():
         yield
 
 

@@ -155,7 +155,7 @@ def test_ours_honours_the_timeout_that_it_is_given(coordinator: Coordinator):
         barrier.execute_barrier()
 
 
-def test_the_timeout_of_a_torch_store_leaks_after_an_exception_and_ours_is_per_call(
+def test_timeout_is_per_call_where_torchs_store_leaks_it(
     coordinator: Coordinator,
 ):
     store: Any = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.patience import PATIENCE, until
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import Coordinator
 
 pytestmark = pytest.mark.also_through_relay
@@ -119,7 +119,7 @@ def run_ranks(program: str, tmp_path: Path, coordinator: Coordinator, world: int
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     ranks = [
-        nursery.popen(
+        fork_client.popen(
             [sys.executable, str(script), str(rank), str(world), str(folder), coordinator.endpoint],
             spawns=True,
             env=os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint},

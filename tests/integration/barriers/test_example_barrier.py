@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 
 PROGRAM = Path(__file__).parents[3] / "examples" / "with_and_without_barrier.py"
 REPETITIONS = 5
@@ -18,7 +18,7 @@ FOREIGN = ("MUSTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "MASTER_")
 def run_example(*arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     command = [sys.executable, str(PROGRAM), "--ranks", "2", "--repetitions", str(REPETITIONS), *arguments]
-    return nursery.run(command, spawns=True, env=environment, timeout=2 * PATIENCE)
+    return fork_client.run(command, spawns=True, env=environment, timeout=2 * PATIENCE)
 
 
 @pytest.fixture(scope="module")

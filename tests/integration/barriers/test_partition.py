@@ -52,7 +52,7 @@ def test_rank_hears_its_release_when_a_new_process_came_first(
         assert_good_history([new, *lost])
 
 
-def test_rank_goes_on_where_it_is_told_when_a_later_barrier_was_released_without_it(
+def test_rank_rejoins_at_the_current_barrier_when_it_missed_a_release(
     coordinator: Coordinator, network: Proxy, lost: list[Rank]
 ):
     with ranks(coordinator.endpoint, 1, 0) as (alone,):

@@ -127,7 +127,7 @@ def test_a_new_generation_of_another_size_ends_the_open_barrier_of_the_old(
             assert outcomes(everyone(new)) == [("RELEASED", 3)] * 2
 
 
-def test_a_job_started_again_under_its_old_name_takes_its_world_size_anew(
+def test_restarted_job_takes_its_new_world_size_under_its_old_name(
     coordinator: Coordinator,
 ):
     with ranks(coordinator.endpoint, 3) as first:
@@ -200,7 +200,7 @@ def test_an_unreachable_coordinator_leaves_the_outcome_unknown(coordinator: Coor
         assert outcomes(everyone(world)) == [("RELEASED", 1)] * 2
 
 
-def test_one_who_left_before_the_next_said_hello_is_known_and_not_waited_for(coordinator: Coordinator):
+def test_rank_that_left_before_the_next_hello_is_not_waited_for(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2) as world:
         assert world[0].ask("join").outcome == "JOINED"
         world[0].ask("goodbye")
@@ -210,7 +210,7 @@ def test_one_who_left_before_the_next_said_hello_is_known_and_not_waited_for(coo
         assert (missing.rank, missing.pid, missing.state.name) == (0, world[0].pid, "LEFT")
 
 
-def test_one_who_began_after_the_others_had_left_waits_for_them_to_come_again(coordinator: Coordinator):
+def test_rank_that_starts_after_the_others_left_waits_for_their_return(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2, 0) as (first,):
         first.ask("join")
         first.ask("goodbye")

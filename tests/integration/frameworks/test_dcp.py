@@ -8,7 +8,7 @@ from lab.patience import PATIENCE
 from lab.processes.command import output
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint.damage import DAMAGED
-from tests.support.jobs.dcp_job import FAULTY, SAVES
+from tests.support.jobs.fault import FAULTY, SAVES
 from tests.support.jobs.lives import RANKS, Life
 from tests.support.saves.damage import flip
 
@@ -35,7 +35,7 @@ def failed_saves(described: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("when", ["before", "planning", "writing", "after"])
-def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(tmp_path: Path, when: str):
+def test_killed_rank_is_named_and_the_previous_save_is_resumed(tmp_path: Path, when: str):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed", "1", "kill", when)
         life.end()
@@ -65,7 +65,7 @@ def test_a_rank_that_raises_fails_one_save_of_all_and_the_next_one_commits(tmp_p
         assert resumed(coordinator, tmp_path, "committed") == [f"resumed {SAVES}"] * RANKS
 
 
-def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
+def test_rank_in_a_hanging_collective_learns_the_missing_rank(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed", "1", "stop", "before")
         life.end(but=1)
@@ -83,7 +83,7 @@ def test_the_coordinator_may_be_killed_meanwhile(tmp_path: Path):
         assert [life.said(rank)[-1] for rank in range(RANKS)] == [f"saved {SAVES}"] * RANKS
 
 
-def test_what_one_rank_finds_damaged_is_loaded_by_none(tmp_path: Path):
+def test_no_rank_loads_what_one_rank_finds_damaged(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         live(coordinator, tmp_path, 0, "committed").end()
         flip(tmp_path / "last" / "__1_0.distcp")

@@ -8,7 +8,7 @@ import pytest
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint.committed import MARKER
-from tests.support.jobs.deepspeed_job import FAULTY, SAVES
+from tests.support.jobs.fault import FAULTY, SAVES
 from tests.support.jobs.lives import RANKS, Life
 from tests.support.saves.damage import flip
 
@@ -75,7 +75,7 @@ def through_all_faults(folder: Path, stage: int, moments: list[str]) -> None:
         assert names(folder) == {"last", "latest"}, "something was left over"
 
 
-def test_whoever_is_killed_or_fails_is_named_and_nothing_torn_is_resumed_from(tmp_path: Path, thorough: bool):
+def test_killed_or_failed_rank_is_named_and_no_torn_save_is_resumed(tmp_path: Path, thorough: bool):
     moments = ["before", "writing", "after"] if thorough else ["writing"]
     for stage in (1, 2, 3) if thorough else (3,):
         folder = tmp_path / f"stage-{stage}"
@@ -83,7 +83,7 @@ def test_whoever_is_killed_or_fails_is_named_and_nothing_torn_is_resumed_from(tm
         through_all_faults(folder, stage, moments)
 
 
-def test_what_one_rank_finds_damaged_makes_all_resume_from_the_step_before(tmp_path: Path):
+def test_all_resume_from_the_previous_step_if_one_rank_finds_damage(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         live(coordinator, tmp_path, 0, "committed 1 default steps").end()
         (file,) = (tmp_path / "out" / f"global_step{SAVES}").glob("*_rank_1_*")
@@ -95,7 +95,7 @@ def test_what_one_rank_finds_damaged_makes_all_resume_from_the_step_before(tmp_p
 
 
 @pytest.mark.thorough_only  # Gloo waits for 20 s.
-def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
+def test_rank_in_a_hanging_collective_learns_the_missing_rank(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed 2 default last 1 stop before")
         life.end(but=1)
@@ -104,7 +104,7 @@ def test_who_hangs_in_a_collective_hears_who_has_not_come(tmp_path: Path):
         assert "lost rank 1 (" in said(life)[0][-1]
 
 
-def test_a_decoupled_writer_that_dies_fails_the_save_of_all_and_latest_stays(tmp_path: Path):
+def test_dead_decoupled_writer_fails_the_save_and_latest_stays(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, "committed 3 decoupled steps 1 writer before")
         life.end()

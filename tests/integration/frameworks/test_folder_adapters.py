@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lab.processes.coordinator import Coordinator
+from tests.support.jobs.fault import FAULTY, SAVES
 from tests.support.jobs.lives import RANKS, Life
-from tests.support.jobs.transformers_job import FAULTY, STEPS
 from tests.support.saves.damage import flip
 
 PROGRAMS = ["transformers_job", "accelerate_job"]
@@ -28,14 +28,12 @@ class Job:
         life.end()
         said = [life.said(rank) for rank in range(RANKS)]
         for rank, lines in enumerate(said):
-            assert lines[-1:] == [f"ended {2 * STEPS}"], (said, life.logged(rank))
+            assert lines[-1:] == [f"ended {2 * SAVES}"], (said, life.logged(rank))
         return [lines[0] for lines in said]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(
-    tmp_path: Path, program: str, thorough: bool
-):
+def test_killed_rank_is_named_and_the_previous_save_is_resumed(tmp_path: Path, program: str, thorough: bool):
     for when in ("before", "writing", "after") if thorough else ("writing",):
         (folder := tmp_path / when).mkdir()
         with Coordinator(folder, session_ttl=2.0) as coordinator:
@@ -53,9 +51,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_rank_that_raises_fails_the_save_of_all_and_all_train_on_from_the_last_one(
-    tmp_path: Path, program: str
-):
+def test_rank_that_raises_fails_the_save_for_all_and_all_train_on(tmp_path: Path, program: str):
     with Coordinator(tmp_path) as coordinator:
         life = Job(coordinator, tmp_path, program).live(0, "committed", "1", "raise", "writing")
         life.speaks()
@@ -71,24 +67,24 @@ def test_a_rank_that_raises_fails_the_save_of_all_and_all_train_on_from_the_last
                 "saved 1",
                 "saved 2",
                 "resumed 2 whole",
-                *(f"saved {step}" for step in range(FAULTY, STEPS + 1)),
-                f"ended {STEPS}",
+                *(f"saved {step}" for step in range(FAULTY, SAVES + 1)),
+                f"ended {SAVES}",
             ]
 
 
-def test_what_one_rank_finds_damaged_makes_all_resume_from_the_one_before(tmp_path: Path):
+def test_all_resume_from_the_previous_save_if_one_rank_finds_damage(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         job = Job(coordinator, tmp_path, "transformers_job")
         job.live(0, "committed").end()
-        flip(job.folder / f"checkpoint-{STEPS}" / "rng_state_1.pth")
-        assert job.resumed("committed") == [f"resumed {STEPS - 1} whole"] * RANKS
+        flip(job.folder / f"checkpoint-{SAVES}" / "rng_state_1.pth")
+        assert job.resumed("committed") == [f"resumed {SAVES - 1} whole"] * RANKS
 
 
-def test_what_is_damaged_and_the_only_one_is_resumed_from_by_none(tmp_path: Path):
+def test_no_rank_resumes_from_the_only_checkpoint_if_it_is_damaged(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         job = Job(coordinator, tmp_path, "accelerate_job")
         job.live(0, "committed").end()
-        flip(job.folder / "checkpoints" / f"checkpoint_{STEPS - 1}" / "random_states_0.pkl")
+        flip(job.folder / "checkpoints" / f"checkpoint_{SAVES - 1}" / "random_states_0.pkl")
         life = job.live(1, "committed")
         life.end()
         for rank in range(RANKS):

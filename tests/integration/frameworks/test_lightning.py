@@ -6,7 +6,7 @@ import pytest
 
 from lab.patience import PATIENCE
 from lab.processes.coordinator import Coordinator
-from tests.support.jobs.dcp_job import FAULTY, SAVES
+from tests.support.jobs.fault import FAULTY, SAVES
 from tests.support.jobs.lives import RANKS, Life
 from tests.support.saves.damage import flip
 
@@ -37,7 +37,7 @@ def resumed(coordinator: Coordinator, folder: Path, kind: str) -> int:
     return int(step)
 
 
-def test_a_rank_that_fails_is_named_and_all_resume_from_the_last_step_that_all_have(tmp_path: Path):
+def test_failed_rank_is_named_and_all_resume_from_a_common_step(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, "model_parallel", "committed", "1", "kill", "writing")
         life.end()
@@ -59,7 +59,7 @@ def test_a_rank_that_fails_is_named_and_all_resume_from_the_last_step_that_all_h
         assert not list(tmp_path.glob(".last.ckpt*")), "something was left over"
 
 
-def test_what_one_rank_finds_damaged_is_loaded_by_none(tmp_path: Path):
+def test_no_rank_loads_what_one_rank_finds_damaged(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         live(coordinator, tmp_path, 0, "model_parallel", "committed").end()
         flip(tmp_path / "last.ckpt" / "__1_0.distcp")
@@ -87,7 +87,9 @@ CASES = [
 
 @pytest.mark.thorough_only
 @pytest.mark.parametrize(("kind", "who", "what", "when"), CASES)
-def test_whoever_is_lost_wherever_is_named(tmp_path: Path, kind: str, who: str, what: str, when: str):
+def test_lost_rank_is_named_at_every_moment_of_a_save(
+    tmp_path: Path, kind: str, who: str, what: str, when: str
+):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = live(coordinator, tmp_path, 0, kind, "committed", who, what, when)
         life.end(but=int(who) if what == "stop" else -1)

@@ -6,15 +6,15 @@ import pytest
 
 from lab.patience import until
 from lab.processes.coordinator import Coordinator
+from tests.support.jobs.fault import FAULTY, SAVES
 from tests.support.jobs.lives import RANKS, Life
-from tests.support.jobs.orbax_job import FAULTY, STEPS
 
 WHOLE = [
     "saved 1",
     "saved 2",
     "resumed 2",
-    *(f"saved {step}" for step in range(FAULTY, STEPS + 1)),
-    f"ended {STEPS}",
+    *(f"saved {step}" for step in range(FAULTY, SAVES + 1)),
+    f"ended {SAVES}",
 ]
 
 
@@ -40,9 +40,7 @@ def speaks(life: Life) -> None:
     until(lambda: said_by(life, 0), lambda: life.logged(0))
 
 
-def test_a_process_that_is_killed_is_named_and_what_was_saved_before_is_resumed(
-    tmp_path: Path, thorough: bool
-):
+def test_killed_process_is_named_and_the_previous_save_is_resumed(tmp_path: Path, thorough: bool):
     modes = ("committed", "checkpointer") if thorough else ("committed",)
     for mode in modes:
         for when in ("before", "writing", "after") if thorough else ("before", "writing"):
@@ -62,11 +60,11 @@ def test_a_process_that_is_killed_is_named_and_what_was_saved_before_is_resumed(
                     for rank in range(RANKS):
                         said = said_by(life, rank)
                         assert said[0] == f"resumed {FAULTY - 1}", (said, life.logged(rank))
-                        assert said[-1] == f"ended {2 * STEPS}", (said, life.logged(rank))
+                        assert said[-1] == f"ended {2 * SAVES}", (said, life.logged(rank))
 
 
 @pytest.mark.parametrize(("mode", "first"), [("committed", 0), ("checkpointer", 1)])
-def test_a_process_that_raises_fails_the_save_of_all_and_all_train_on_from_the_last_one(
+def test_process_that_raises_fails_the_save_for_all_and_all_train_on(
     tmp_path: Path, mode: str, first: int, thorough: bool
 ):
     cases = [(first, "writing"), (1 - first, "writing"), (0, "after"), (1, "after")]
@@ -86,7 +84,7 @@ def test_a_process_that_raises_fails_the_save_of_all_and_all_train_on_from_the_l
                 assert said == WHOLE, life.logged(rank)
 
 
-def test_without_it_nobody_says_why_and_all_wait_until_the_timeout(tmp_path: Path):
+def test_ranks_wait_for_the_timeout_without_a_reason_in_plain_mode(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         life = Job(coordinator, tmp_path).live(0, "plain", "1", "raise", "writing")
         life.end()

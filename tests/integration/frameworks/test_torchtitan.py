@@ -6,8 +6,8 @@ import pytest
 from safetensors.torch import load_file
 
 from lab.processes.coordinator import Coordinator
+from tests.support.jobs.fault import FAULTY
 from tests.support.jobs.lives import RANKS, Life
-from tests.support.jobs.torchtitan_job import FAULTY
 from tests.support.saves.damage import flip
 
 TRAINED = [f"saved {step}" for step in range(1, FAULTY + 1)]
@@ -21,7 +21,7 @@ def live(coordinator: Coordinator, folder: Path, number: int, *arguments: str) -
 
 
 @pytest.mark.parametrize("when", ["before", "writing", "after"])
-def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(tmp_path: Path, when: str):
+def test_killed_rank_is_named_and_the_previous_save_is_resumed(tmp_path: Path, when: str):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         life = Life(
             coordinator, "torchtitan_job", tmp_path, 0, str(tmp_path / "out"), "committed", "1", "kill", when
@@ -37,7 +37,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_saved_before_is_resumed(tmp
         )
 
 
-def test_what_one_rank_finds_damaged_makes_all_resume_from_the_step_before(tmp_path: Path):
+def test_all_resume_from_the_previous_step_if_one_rank_finds_damage(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         assert live(coordinator, tmp_path, 0, "committed") == [TRAINED] * RANKS
         flip(tmp_path / f"out/checkpoint/step-{FAULTY}" / "__1_0.distcp")
@@ -72,7 +72,7 @@ def test_a_step_that_is_saved_again_is_the_old_one_until_it_is_the_new_one(
             assert said == [[line] for line in resumed]
 
 
-def test_what_is_not_committed_does_not_count_for_those_that_are_kept(tmp_path: Path):
+def test_uncommitted_checkpoints_do_not_count_towards_the_kept_ones(tmp_path: Path):
     """Nor is it resumed from, though it has the highest number and torch's metadata."""
     torn = [tmp_path / f"out/checkpoint/step-{step}" for step in (8, 9)]
     for folder in torn:
@@ -112,7 +112,7 @@ def test_a_step_that_was_named_and_is_not_committed_is_refused_by_all(tmp_path: 
         assert "rank 0 (" in life.logged(1)
 
 
-def test_what_was_saved_without_it_can_be_begun_with(tmp_path: Path):
+def test_job_resumes_from_a_save_of_the_plain_framework(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
         assert live(coordinator, tmp_path, 0, "plain") == [TRAINED] * RANKS
         assert live(coordinator, tmp_path, 1, "committed-from") == [[f"resumed {FAULTY} whole"]] * RANKS

@@ -336,7 +336,7 @@ def test_helm_test_fails_when_the_coordinator_does_not_answer(
         assert test.ended() not in (0, 2), test.log.read_text()
 
 
-def test_the_documented_backup_is_made_in_the_pod_and_leaves_nothing_on_the_volume(
+def test_documented_backup_leaves_nothing_on_the_pods_volume(
     helm: Helm, tmp_path: Path, secrets: dict[str, Files]
 ):
     text = (CHART.parents[2] / "docs/kubernetes.md").read_text()

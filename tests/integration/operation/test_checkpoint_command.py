@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import MUSTER
 from muster.checkpoint.damage import CorruptCheckpointError
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 def muster(*arguments: Any, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
     command = [str(MUSTER), "checkpoint", *map(str, arguments)]
-    return nursery.run(command, env={**os.environ, **(env or {})}, timeout=PATIENCE)
+    return fork_client.run(command, env={**os.environ, **(env or {})}, timeout=PATIENCE)
 
 
 def document(*arguments: Any, code: int = 0, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ def test_checkpoint_of_an_adapter_is_listed(tmp_path: Path):
 def test_progress_is_on_the_terminal_and_data_on_stdout(tmp_path: Path):
     saved(tmp_path, 100).close()
     side, theirs = pty.openpty()
-    process = nursery.popen(
+    process = fork_client.popen(
         [str(MUSTER), "checkpoint", "verify", str(tmp_path)],
         env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
         stdout=subprocess.PIPE,

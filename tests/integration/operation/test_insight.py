@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.patience import until
-from lab.processes import command
-from lab.processes import fork_client as nursery
+from lab.processes import command, fork_client
 from lab.processes.coordinator import Coordinator
 from lab.processes.relay import RelayedCoordinator
 from muster.worker import BarrierTimeoutError, GrpcBarrier
@@ -31,7 +30,7 @@ def stuck(endpoint: str, run_id: str, kinds: list[str], **more: str) -> Iterator
     world = len(kinds) + 1
     environ = os.environ | {"MUSTER_ENDPOINT": endpoint, "MUSTER_RUN_ID": run_id, "WORLD_SIZE": str(world)}
     processes = [
-        nursery.popen(
+        fork_client.popen(
             [sys.executable, "-m", "tests.support.stuck", kind],
             spawns=True,
             env=environ | more | {"RANK": str(rank)},
@@ -74,7 +73,7 @@ def patient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Coordina
         yield coordinator
 
 
-def test_whoever_waits_is_told_what_the_missing_are_doing(patient: Coordinator, caplog):
+def test_waiting_ranks_learn_what_the_missing_ranks_are_doing(patient: Coordinator, caplog):
     whole = not isinstance(patient, RelayedCoordinator)
     kinds = [kind.__name__ for kind in KINDS]
     with stuck(patient.endpoint, "stuck", [*kinds, "sleeps"]) as ranks:

@@ -12,7 +12,7 @@ from lab.patience import PATIENCE
 from lab.processes.browser import chromium
 from lab.processes.command import output
 from lab.processes.coordinator import Coordinator
-from tests.support.world.multirank_client import Troupe
+from tests.support.world.multirank_client import MultirankClient
 
 WIDTHS = (360, 1280)
 PATIENCE_MS = 1_000 * PATIENCE
@@ -69,7 +69,7 @@ def texts(page: Page, selector: str) -> list[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sixteen_ranks_of_which_two_are_missing(coordinator: Coordinator, browser: Browser, width: int):
     here = [rank for rank in range(16) if rank not in (6, 11)]
-    with Troupe(coordinator.endpoint, "job1", range(16), 16) as job, a_page(browser, width) as page:
+    with MultirankClient(coordinator.endpoint, "job1", range(16), 16) as job, a_page(browser, width) as page:
         job.join("save")
         job.arrive("save", 0, here)
 
@@ -105,7 +105,7 @@ def test_sixteen_ranks_of_which_two_are_missing(coordinator: Coordinator, browse
 def test_four_thousand_ranks_are_readable(coordinator: Coordinator, browser: Browser, width: int):
     ranks = 4_096
     with (
-        Troupe(coordinator.endpoint, "big", range(ranks - 8), ranks) as job,
+        MultirankClient(coordinator.endpoint, "big", range(ranks - 8), ranks) as job,
         a_page(browser, width) as page,
     ):
         job.join("checkpoint")
@@ -143,7 +143,7 @@ def test_four_thousand_ranks_are_readable(coordinator: Coordinator, browser: Bro
 
 def test_it_can_be_read_without_javascript(coordinator: Coordinator, browser: Browser):
     with (
-        Troupe(coordinator.endpoint, "job1", range(15), 16) as job,
+        MultirankClient(coordinator.endpoint, "job1", range(15), 16) as job,
         a_page(browser, 1280, java_script_enabled=False) as page,
     ):
         job.join("checkpoint")
@@ -162,7 +162,7 @@ def test_it_can_be_read_without_javascript(coordinator: Coordinator, browser: Br
 @pytest.mark.parametrize("run_id", [HOSTILE, "..", ".", "a.json", "/", "%2e%2e", "x" * 256])
 def test_a_run_may_have_any_name(coordinator: Coordinator, browser: Browser, run_id: str):
     with (
-        Troupe(coordinator.endpoint, run_id, range(8), 8) as job,
+        MultirankClient(coordinator.endpoint, run_id, range(8), 8) as job,
         a_page(browser, 360) as page,
     ):
         job.join(run_id[:200])
@@ -195,7 +195,7 @@ def test_it_says_when_the_coordinator_cannot_be_reached(coordinator: Coordinator
 
 
 def test_the_twin_of_a_run_is_what_the_command_prints(coordinator: Coordinator):
-    with Troupe(coordinator.endpoint, "job1", range(16), 16) as job:
+    with MultirankClient(coordinator.endpoint, "job1", range(16), 16) as job:
         job.join("checkpoint")
         job.arrive("checkpoint", 0, range(16))
         job.hear("decision")

@@ -157,7 +157,7 @@ def test_ranks_hear_the_same_through_relays(
 # ---------------------------------------------------------------------- deaths
 
 
-def test_a_worker_that_dies_is_told_at_once_and_the_others_of_its_node_go_on(tmp_path: Path):
+def test_relay_reports_a_dead_worker_at_once_and_its_node_continues(tmp_path: Path):
     with (
         Coordinator(tmp_path, session_ttl=LONG_TTL) as coordinator,
         Relay(tmp_path, coordinator.endpoint) as relay,
@@ -244,7 +244,7 @@ def test_a_relay_that_reaches_no_coordinator_is_done_without(patient: Coordinato
         assert "this relay does not reach the coordinator (" in relay.log_path.read_text()
 
 
-def test_who_has_only_a_relay_waits_until_it_reaches_the_coordinator(patient: Coordinator, tmp_path: Path):
+def test_rank_with_only_a_relay_waits_until_it_reaches_the_coordinator(patient: Coordinator, tmp_path: Path):
     with Relay(tmp_path, patient.endpoint) as relay, ranks(relay.listen, 2) as job:
         patient.kill()
         for rank in job:

@@ -160,7 +160,7 @@ def test_garbage_on_a_relays_socket_disturbs_nobody(coordinator: Coordinator, tm
         assert_well(relay)
 
 
-def test_messages_that_no_client_should_send_end_nobody_elses_line(tmp_path: Path, thorough: bool):
+def test_bad_messages_end_no_other_ranks_stream(tmp_path: Path, thorough: bool):
     """Many streams of the same runs share the relay's lines; all that was said is forgotten afterwards."""
     messages = 30_000 if thorough else 2_000
     with (
@@ -218,7 +218,7 @@ def test_a_second_process_of_a_rank_supersedes_the_first_as_directly(
                 claimant.end()
 
 
-def test_what_a_worker_says_of_another_workers_rank_is_refused(coordinator: Coordinator, tmp_path: Path):
+def test_message_about_another_workers_rank_is_refused(coordinator: Coordinator, tmp_path: Path):
     """Both streams share a line, on which the coordinator would take it."""
     with Relay(tmp_path, coordinator.endpoint) as relay:
         victim, thief = Stream(relay.listen), Stream(relay.listen)

@@ -119,7 +119,7 @@ def test_a_coordinator_is_killed_and_a_line_comes_back_to_the_same_answers(coord
     again.close()
 
 
-def test_a_line_breaks_and_its_ranks_are_lost_after_the_ttl_but_for_who_came_back(coordinator: Coordinator):
+def test_ranks_of_a_broken_relay_stream_are_lost_unless_they_return(coordinator: Coordinator):
     first, second = Line(coordinator), Line(coordinator)
     ordinals = first.enter(0, 1)
     second.enter(2, 3)

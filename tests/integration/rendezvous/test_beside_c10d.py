@@ -56,7 +56,7 @@ def test_a_round_with_the_fewest_is_complete_after_the_last_call(both: Both):
     assert both(scenario) == (([0, 1], {2}), True)
 
 
-def test_who_comes_within_the_last_call_is_in_the_round(both: Both):
+def test_node_that_comes_within_the_last_call_is_in_the_round(both: Both):
     def scenario(run: Meeting) -> object:
         early = [Joining(run.node("2:4", last_call_timeout=8)) for _ in range(2)]
         until(lambda: run.seen().participants == 2)
@@ -108,7 +108,7 @@ def test_two_latecomers_are_counted_and_let_in_together(both: Both):
 
 
 @pytest.mark.usefixtures("workers_host")
-def test_a_redundant_node_stands_by_uncounted_and_is_let_in_when_a_member_dies(both: Both):
+def test_redundant_node_is_admitted_when_a_member_dies(both: Both):
     def scenario(run: Meeting) -> object:
         stays, dies = (
             run.node(
@@ -148,7 +148,7 @@ def test_a_node_that_dies_is_removed_and_the_others_form_a_round(both: Both):
     assert both(scenario) == ([(0, 3), (1, 3), (2, 3)], [0, 0], ([0, 1], {2}))
 
 
-def test_too_few_nodes_time_out_and_ours_says_who_was_there(both: Both):
+def test_too_few_nodes_time_out_and_ours_names_the_present_nodes(both: Both):
     said: dict[str, str] = {}
 
     def scenario(run: Meeting) -> object:
@@ -227,7 +227,7 @@ def test_closing_ends_the_wait_to_be_let_in(both: Both):
     assert both(scenario) == ("RendezvousClosedError", True)
 
 
-def test_who_stands_by_ends_gracefully_when_the_job_is_over(both: Both):
+def test_standby_node_ends_gracefully_when_the_job_is_over(both: Both):
     def scenario(run: Meeting) -> object:
         first = run.node("1")
         together(first)
@@ -281,7 +281,7 @@ def test_the_handler_says_what_it_is(both: Both):
     assert both(scenario) == (True, True, True)
 
 
-def test_the_agents_of_a_round_share_a_store_that_the_next_round_does_not_see(both: Both):
+def test_agents_of_a_round_share_a_store_of_their_own(both: Both):
     def scenario(run: Meeting) -> object:
         nodes = [run.node("2") for _ in range(2)]
         first, second = together(*nodes)

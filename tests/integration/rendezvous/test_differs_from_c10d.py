@@ -25,7 +25,7 @@ from tests.support.meeting import (
 )
 
 
-def test_workers_are_sent_to_the_rank_0_that_has_gone_in_theirs_and_not_in_ours(each: Each):
+def test_workers_are_sent_to_a_dead_rank_0_only_by_theirs(each: Each):
     def scenario(run: Meeting) -> tuple[list[tuple[str, int]], tuple[str, int]]:
         nodes = [
             run.node(
@@ -86,7 +86,7 @@ def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each)
     assert "did not come together within the join timeout of 2 s: 2 of 2 nodes had joined" in str(ours)
 
 
-def test_a_node_whose_connection_broke_is_lost_in_theirs_and_joins_anew_in_ours(each: Each):
+def test_node_with_a_broken_connection_rejoins_only_in_ours(each: Each):
     def scenario(run: Meeting) -> object:
         stays, cut_off = (
             run.node(
@@ -148,7 +148,7 @@ def test_nodes_that_disagree_are_let_in_by_theirs_and_told_by_ours(each: Each):
     assert "for 2 to 3 nodes" in str(ours)
 
 
-def test_who_was_in_the_round_is_let_in_before_who_stood_by(shared: Coordinator):
+def test_member_of_the_round_is_admitted_before_a_standby_node(shared: Coordinator):
     """In theirs it is a race."""
     with meeting(MusterMeeting(shared)) as run:
         first, second = run.node("2"), run.node("2")

@@ -94,7 +94,7 @@ def test_a_name_that_is_too_long_is_refused_in_short(coordinator: Coordinator):
     assert len(str(error)) < 200
 
 
-def test_an_address_with_control_characters_is_refused_and_shown_without_them(run: MusterMeeting):
+def test_address_with_control_characters_is_refused_and_shown_escaped(run: MusterMeeting):
     error = Joining(run.node("1", "node\x1b[31m-1")).error()
     assert isinstance(error, RendezvousStateError)
     assert "address" in str(error)
@@ -103,7 +103,7 @@ def test_an_address_with_control_characters_is_refused_and_shown_without_them(ru
     assert run.seen() == Seen()
 
 
-def test_nodes_that_want_different_things_are_told_and_the_others_are_not_disturbed(run: MusterMeeting):
+def test_nodes_that_disagree_are_refused_and_others_are_unaffected(run: MusterMeeting):
     first = Joining(run.node("2"))
     until(lambda: run.seen().participants == 1)
     error = Joining(run.node("1:4")).error()

@@ -59,7 +59,7 @@ def test_the_others_form_a_round_without_a_killed_agent(coordinator: Coordinator
     )
 
 
-def test_without_enough_nodes_the_error_names_who_was_there_and_who_went(coordinator: Coordinator, job: Job):
+def test_error_names_present_and_departed_nodes_when_there_are_too_few(coordinator: Coordinator, job: Job):
     agents = [job.agent("2", join_timeout=20) for _ in range(2)]
     job.round(2)
     agents[0].kill()
@@ -70,9 +70,7 @@ def test_without_enough_nodes_the_error_names_who_was_there_and_who_went(coordin
     assert f"gone: 127.0.0.1 (pid {agents[0].process.pid}) of round 0, connection lost" in said
 
 
-def test_a_node_that_comes_later_is_let_in_and_one_that_leaves_is_missed_at_once(
-    coordinator: Coordinator, job: Job
-):
+def test_later_node_is_admitted_and_a_leaving_node_noticed_at_once(coordinator: Coordinator, job: Job):
     first_agent = job.agent("1:2")
     alone = job.round(1)
     second_agent = job.agent("1:2")

@@ -57,7 +57,7 @@ def three(etcd: Cluster, tmp_path: Path) -> Iterator[Replicas]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Signals):
+def test_waiting_calls_continue_at_the_next_leader(three: Replicas, how: signal.Signals):
     ranks = [
         GrpcBarrier(rank, 3, "p", three.endpoint, PATIENCE, PATIENCE, run_id="job", generation=0)
         for rank in range(3)
@@ -105,7 +105,7 @@ def test_what_waits_goes_on_at_the_next_leader(three: Replicas, how: signal.Sign
         node.leave("over")
 
 
-def test_who_speaks_through_a_relay_still_does_so_at_the_next_leader(etcd: Cluster, tmp_path: Path):
+def test_rank_behind_a_relay_stays_behind_it_at_the_next_leader(etcd: Cluster, tmp_path: Path):
     # A lease of the default length, for which a relay before a lone coordinator does not wait.
     patient = (f"--session-ttl={PATIENCE}",)
     with (

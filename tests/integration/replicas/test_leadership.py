@@ -70,7 +70,7 @@ def not_leader(replica: Replica, other_than: str | None = "") -> ErrorInfo:
         )
 
 
-def test_one_leads_and_the_others_say_who(three: Replicas):
+def test_one_replica_leads_and_the_others_name_it(three: Replicas):
     leader = three.leader()
     assert status(leader).epoch == 1
     everyone = sorted(replica.endpoint for replica in three.members)
@@ -107,7 +107,7 @@ def test_when_the_leader_is_killed_another_one_leads(three: Replicas):
     assert "muster_leader_changes_total 1.0" in standby.coordinator.get("/metrics")[1]
 
 
-def test_who_is_told_to_stop_hands_the_lead_over(three: Replicas):
+def test_leader_hands_over_when_it_is_stopped(three: Replicas):
     first = three.leader()
     assert first.coordinator.stop() == 0
     second = three.leader()
@@ -143,7 +143,7 @@ def test_a_leader_that_is_cut_from_etcd_ends_before_another_one_leads(three: Rep
     until(lambda: first.coordinator.get("/readyz")[0] == 200, "it does not stand by")
 
 
-def test_who_could_not_reach_the_leader_hears_of_the_next_one(three: Replicas):
+def test_client_that_cannot_reach_the_leader_learns_the_next_one(three: Replicas):
     first = three.leader()
     standby = three.standbys()[0]
     first.coordinator.signal(signal.SIGSTOP)
@@ -194,7 +194,7 @@ def test_all_are_killed_at_once_and_nothing_is_lost(three: Replicas):
 # ---------------------------------------------------------------------- who may be told, and what
 
 
-def test_a_standby_tells_who_leads_only_to_those_who_are_let_in(etcd: Cluster, tmp_path: Path):
+def test_standby_names_the_leader_only_to_callers_with_access(etcd: Cluster, tmp_path: Path):
     tokens = tmp_path / "tokens.toml"
     tokens.write_text('[[token]]\nname = "w"\nrole = "worker"\ntoken = "let-me-in-please-1234"\n')
     tokens.chmod(0o600)

@@ -48,7 +48,7 @@ def test_learned_address_shows_a_certificate_of_the_endpoints_host(
 
 
 @pytest.mark.parametrize("within", WITHIN)
-def test_a_replica_with_the_certificate_of_another_name_is_none(
+def test_replica_with_a_certificate_for_another_name_is_rejected(
     tmp_path: Path, authority: Authority, within: Callable[[str, float], None]
 ):
     with (
@@ -69,7 +69,7 @@ def test_the_name_in_the_environment_wins_at_every_replica(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_name_stands_for_several_addresses_and_the_certificate_is_for_the_name(
+def test_certificate_is_checked_for_the_name_that_has_several_addresses(
     tmp_path: Path, authority: Authority, client: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ):
     """Nobody is at the first of them."""

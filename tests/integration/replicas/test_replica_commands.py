@@ -67,7 +67,7 @@ def test_a_command_waits_for_the_next_leader(coordinator: Coordinator):
     assert (code, coordinator.endpoint in said or "no runs" in said) == (Exit.DONE, True)
 
 
-def test_what_was_refused_by_the_leader_is_not_asked_elsewhere(coordinator: Coordinator):
+def test_command_asks_no_other_replica_when_the_leader_refuses(coordinator: Coordinator):
     with Standby() as standby:
         endpoint = f"{coordinator.endpoint},{standby.endpoint}"
         code, said = command("describe", "run", "none", "--endpoint", endpoint)
@@ -112,7 +112,7 @@ class Breaking(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(lose)
 
 
-def test_what_may_have_been_done_is_not_done_again_elsewhere(coordinator: Coordinator):
+def test_command_repeats_no_change_that_may_have_been_made(coordinator: Coordinator):
     """An abort that was lost on its way back would end the next barrier, too; a look may be taken again."""
     a_barrier(coordinator.endpoint)
     server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Breaking()])

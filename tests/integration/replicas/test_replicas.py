@@ -134,7 +134,7 @@ def test_a_goodbye_reaches_the_next_leader(succession: Succession):
 
 
 @pytest.mark.parametrize("within", WITHIN)
-def test_an_error_names_who_was_called_and_what_each_has_said(within: Callable[[str, float], None]):
+def test_error_names_each_address_and_its_answer(within: Callable[[str, float], None]):
     with Standby(hold=0.1) as standby, Address() as dead, pytest.raises(ConnectError) as caught:
         within(f"{standby.endpoint},{dead.endpoint}", 3.0)
     said = str(caught.value)
@@ -143,7 +143,7 @@ def test_an_error_names_who_was_called_and_what_each_has_said(within: Callable[[
 
 
 @pytest.mark.parametrize("within", WITHIN)
-def test_while_nobody_leads_nobody_can_be_reached(within: Callable[[str, float], None]):
+def test_clients_report_unreachable_while_no_replica_leads(within: Callable[[str, float], None]):
     """And nothing was refused: callers may try again."""
     with (
         Standby(hold=0.1) as one,

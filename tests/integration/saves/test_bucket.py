@@ -93,9 +93,7 @@ def test_an_upload_of_a_killed_child_is_aborted(server: BucketServer, job: str, 
     assert names(server, job) == []
 
 
-def test_whatever_is_killed_and_however_the_bucket_fails_checkpoints_are_whole(
-    tmp_path: Path, thorough: bool
-):
+def test_bucket_checkpoints_are_whole_after_any_kill_or_request_error(tmp_path: Path, thorough: bool):
     saves, ranks = (500, 2) if thorough else (45, 1)
     plan = Plan(
         seed=6,

@@ -36,7 +36,7 @@ def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("place", ["folder", "bucket"])
-def test_damage_of_the_newest_checkpoint_lets_all_ranks_resume_from_the_one_before(
+def test_ranks_resume_from_an_older_checkpoint_if_the_newest_is_damaged(
     tmp_path: Path, place: str, world_size: int, thorough: bool
 ):
     whole = Job(tmp_path / "whole", bucket=place == "bucket")
@@ -81,9 +81,7 @@ def test_damage_of_the_only_checkpoint_is_an_error_on_all_ranks(tmp_path: Path, 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("place", ["folder", "bucket"])
-def test_whatever_is_damaged_all_ranks_resume_from_the_whole_one_that_was_committed_last(
-    tmp_path: Path, place: str, thorough: bool
-):
+def test_ranks_resume_from_the_last_undamaged_checkpoint(tmp_path: Path, place: str, thorough: bool):
     """The order of commits is not that of steps: the job went back twice."""
     steps = [3, 5, 4, 2]
     whole = Job(tmp_path / "whole", bucket=place == "bucket")
@@ -162,9 +160,7 @@ def test_wrong_bytes_that_are_right_when_read_again_are_not_noticed(kept: Job, s
 
 
 @pytest.mark.parametrize("doom", ["opening", "reading"])
-def test_rank_that_dies_in_a_load_is_named_and_the_next_life_resumes_from_the_same_step(
-    tmp_path: Path, doom: str
-):
+def test_rank_that_dies_during_a_load_is_named_and_the_restart_loads_again(tmp_path: Path, doom: str):
     folder = tmp_path / "checkpoints"
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
         with savers(coordinator.endpoint, 2, folder) as world:

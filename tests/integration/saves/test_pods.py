@@ -19,7 +19,7 @@ SHORT, LONG = 20.0, 3600.0
 """Seconds of tokens. A short one is enough for a session to open, and not for a job to start."""
 
 
-def test_a_job_of_pods_outlives_a_rank_and_a_token_and_ends_with_one_that_was_not_rotated(
+def test_job_of_pods_survives_a_rank_and_a_rotated_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thorough: bool
 ):
     authority = Authority(tmp_path)

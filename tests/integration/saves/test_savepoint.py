@@ -8,7 +8,7 @@ import pytest
 
 from lab.drain import job, told
 from lab.patience import PATIENCE, until
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
 
@@ -21,7 +21,7 @@ def steps(folder: Path, what: str) -> list[int]:
 
 def muster(coordinator: Coordinator, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(MUSTER), *arguments, f"--endpoint={coordinator.endpoint}", f"--timeout={PATIENCE}"]
-    return nursery.run(command, timeout=2 * PATIENCE)
+    return fork_client.run(command, timeout=2 * PATIENCE)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["", "the coordinator is killed meanwhile"])

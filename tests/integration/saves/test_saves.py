@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.checkpoint import FileSystemReader
 
 from lab.patience import PATIENCE, until
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import Coordinator
 from muster.worker.saves.writers.child import wait_readable
 from muster.worker.transport.fork_guard import HANDLERS
@@ -80,9 +80,7 @@ def test_a_rank_that_dies_takes_its_child_along_and_fails_the_save(coordinator: 
 
 
 @pytest.mark.back_in_time
-def test_a_rank_that_is_stopped_holds_up_nobody_whose_state_is_of_the_same_shape(
-    coordinator: Coordinator, folder: Path
-):
+def test_stopped_rank_delays_no_rank_with_an_unchanged_layout(coordinator: Coordinator, folder: Path):
     with savers(coordinator.endpoint, 2, folder) as world:
         all_of(world, "begin")
         all_of(world, "save", step=1)
@@ -100,7 +98,7 @@ def test_a_rank_that_is_stopped_holds_up_nobody_whose_state_is_of_the_same_shape
         assert [whole_checkpoint(folder / f"step-{step:010}", step) for step in (2, 3)] == [None, None]
 
 
-def test_ranks_whose_state_has_grown_plan_anew_and_hear_who_is_lost(coordinator: Coordinator, folder: Path):
+def test_ranks_with_a_grown_state_plan_again_and_learn_the_lost_rank(coordinator: Coordinator, folder: Path):
     with savers(coordinator.endpoint, 2, folder) as world:
         all_of(world, "begin")
         all_of(world, "save", step=1)
@@ -126,7 +124,7 @@ def test_ranks_whose_state_has_grown_plan_anew_and_hear_who_is_lost(coordinator:
 
 
 @pytest.mark.back_in_time
-def test_a_coordinator_that_dies_between_write_and_decision_decides_when_it_is_back(
+def test_coordinator_decides_after_a_restart_between_write_and_decision(
     coordinator: Coordinator, folder: Path
 ):
     with savers(coordinator.endpoint, 2, folder) as world:
@@ -199,7 +197,7 @@ def chaos(world: list[Saver], saves: int, seed: int, odds: float) -> list[Event]
 
 
 @pytest.mark.parametrize(("world_size", "seed", "copy"), [(2, 1, False), (3, 2, True)])
-def test_whatever_is_killed_every_checkpoint_is_whole_and_all_agree(
+def test_checkpoints_are_whole_and_ranks_agree_after_any_kill(
     coordinator: Coordinator, folder: Path, world_size: int, seed: int, copy: bool, thorough: bool
 ):
     saves = 100 if thorough else 30
@@ -367,7 +365,7 @@ def test_a_save_at_once_is_not_taken_for_one_under_way(coordinator: Coordinator,
     environ = os.environ | {"MUSTER_ENDPOINT": coordinator.endpoint, "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", BESIDE]
     ranks = [
-        nursery.popen(
+        fork_client.popen(
             [*command, str(rank), str(tmp_path / "gate")],
             env=environ | {"RANK": str(rank)},
             stdout=subprocess.PIPE,

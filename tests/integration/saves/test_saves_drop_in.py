@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import Coordinator
 from tests.support.saves.drop_in import CALLS
 
@@ -27,7 +27,7 @@ def test_their_calls(kind: str, coordinator: Coordinator, tmp_path: Path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     ranks = [
-        nursery.popen(
+        fork_client.popen(
             [sys.executable, "-m", "tests.support.saves.drop_in", kind, str(rank), str(WORLD), str(folder)],
             spawns=True,
             env=os.environ
@@ -73,7 +73,9 @@ print("finalized", file=sys.stderr)
 
 
 @pytest.mark.parametrize("how", ["of all", "alone"])
-def test_a_save_on_one_rank_says_soon_whom_it_waits_for(how: str, coordinator: Coordinator, tmp_path: Path):
+def test_save_on_one_rank_soon_names_the_ranks_it_waits_for(
+    how: str, coordinator: Coordinator, tmp_path: Path
+):
     environment = {
         "MUSTER_ENDPOINT": coordinator.endpoint,
         "MUSTER_RUN_ID": how,
@@ -81,7 +83,7 @@ def test_a_save_on_one_rank_says_soon_whom_it_waits_for(how: str, coordinator: C
         "WORLD_SIZE": "2",
     }
     command = [sys.executable, "-c", ALONE, how, str(tmp_path / "0.pt")]
-    rank = nursery.popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+    rank = fork_client.popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
     watchdog = threading.Timer(100.0, rank.kill)
     watchdog.start()
     try:

@@ -13,9 +13,7 @@ from tests.support.chaos.save_chaos import Plan, run
 from tests.support.saves.save_history import UNCONFIRMED, Event, verdict
 
 
-def test_whatever_is_killed_checkpoints_are_whole_and_the_job_resumes_from_the_last(
-    tmp_path: Path, thorough: bool
-):
+def test_checkpoints_are_whole_and_training_resumes_after_any_kill(tmp_path: Path, thorough: bool):
     saves = 110 if thorough else 80
     account = run(Plan(seed=4, saves=saves, rank_every=(25, 35), coordinator_every=60), tmp_path)
     print(account)

@@ -109,7 +109,7 @@ def test_an_open_watch_does_not_make_a_draining_coordinator_give_ranks_up(coordi
 
 
 @pytest.mark.back_in_time
-def test_a_session_that_is_closed_while_its_stream_is_broken_still_says_goodbye(coordinator: Coordinator):
+def test_session_closed_while_its_stream_is_broken_says_goodbye(coordinator: Coordinator):
     with Proxy(coordinator.port) as proxy, ranks(coordinator.endpoint, 2, 1, run_id="sdk") as (other,):
         other.tell("barrier", prefix="p")
         leaving = barrier(proxy.endpoint, world_size=2)
@@ -126,7 +126,7 @@ def test_a_session_that_is_closed_while_its_stream_is_broken_still_says_goodbye(
     assert any("rank 0" in line and "left: done" in line for line in gone), gone
 
 
-def test_a_group_whose_join_took_too_long_is_not_joined_behind_the_callers_back(coordinator: Coordinator):
+def test_group_is_not_joined_after_its_join_timed_out(coordinator: Coordinator):
     good = barrier(coordinator.endpoint)
     coordinator.kill()
     with pytest.raises(ConnectError, match=r"within the timeout of 0\.2 s"):

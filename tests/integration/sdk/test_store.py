@@ -170,7 +170,7 @@ def test_torch_elastics_store_functions_work_unchanged(shared: Coordinator):
     assert store_users.together(store_users.use_elastic, 3, shared.endpoint) == [[everyone] * 3] * 3
 
 
-def test_torch_elastics_barrier_names_who_is_missing(shared: Coordinator):
+def test_torch_elastics_barrier_names_the_missing_ranks(shared: Coordinator):
     from torch.distributed.elastic.utils.store import barrier
 
     with pytest.raises(dist.DistStoreError, match=r"missing_ranks=\[1\]"):
@@ -270,7 +270,7 @@ def test_a_killed_coordinator_counts_every_add_once_and_ends_every_wait(coordina
     assert store.get("before") == b"kept"
 
 
-def test_operations_travel_on_one_stream_and_what_others_ask_meanwhile_does_not_wait(
+def test_store_operations_share_a_stream_and_do_not_block_each_other(
     coordinator: Coordinator,
 ):
     store = CoordinatorStore(coordinator.endpoint, "job", SOON)

@@ -30,9 +30,7 @@ token = "{OPERATOR}"
 """
 
 
-def test_who_changed_what_and_who_was_refused_is_in_the_audit_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_audit_log_has_each_change_and_each_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "tokens.toml").write_text(TOKENS)
     path = tmp_path / "audit.jsonl"
     extra = (f"--tokens-file={tmp_path / 'tokens.toml'}", "--http-tokens", f"--audit-log={path}")

@@ -149,7 +149,7 @@ def get_calls(coordinator: Coordinator) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(begins))
 
 
-def test_value_that_a_whole_job_waits_for_reaches_all_ranks_behind_one_address(guarded: Coordinator):
+def test_awaited_value_reaches_all_ranks_behind_one_address(guarded: Coordinator):
     ranks, value = 200, bytes(1 << 20)
     token = bearing(SECRETS[Role.WORKER])
     key = store_pb2.StoreServiceGetRequest(run_id="a-1", keys=["key"], timeout_ms=int(PATIENCE * 1000))

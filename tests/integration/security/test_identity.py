@@ -179,7 +179,7 @@ BAD: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_who_is_not_let_in_changes_nothing_and_the_log_says_why(
+def test_caller_without_access_changes_nothing_and_is_logged(
     guarded: Coordinator, environ: pytest.MonkeyPatch, case: str
 ):
     token, reason, check = BAD[case]

@@ -81,7 +81,7 @@ def test_a_peer_has_so_many_sessions_and_another_peer_its_own(tmp_path: Path):
             stream.cancel()
 
 
-def test_a_flood_of_one_peer_is_slowed_down_and_another_runs_barriers_go_on(tmp_path: Path):
+def test_flood_of_one_peer_is_slowed_and_other_barriers_continue(tmp_path: Path):
     rate = 100
     with Coordinator(
         tmp_path, state="memory:", extra=(f"--max-messages-per-second-per-peer={rate}",)
@@ -102,7 +102,7 @@ def test_a_flood_of_one_peer_is_slowed_down_and_another_runs_barriers_go_on(tmp_
         assert told["said"] > told["heard"]
 
 
-def test_connections_that_say_nothing_or_little_are_let_go_and_disturb_nobody(tmp_path: Path):
+def test_idle_connections_are_closed_and_disturb_no_job(tmp_path: Path):
     """Ten thousand, or as many as this machine lets a process open."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     count = min(10_000, (most - 2_000) * 2 // 3)

@@ -245,7 +245,7 @@ def test_sdk_and_command_show_their_token(guarded: Coordinator, environ: pytest.
         (SECRETS[Role.WORKER], "b-x", "RUN_NOT_ALLOWED"),
     ],
 )
-def test_who_is_not_let_in_is_told_so_at_once(
+def test_caller_without_access_is_refused_at_once(
     guarded: Coordinator, environ: pytest.MonkeyPatch, token: str | None, run_id: str, reason: str
 ):
     if token is not None:
@@ -274,7 +274,7 @@ def test_who_is_not_let_in_is_told_so_at_once(
         (Role.VIEWER, "a-x", 'warning   token           "viewer" has the role viewer for the runs a-*'),
     ],
 )
-def test_the_doctor_says_what_a_token_is_too_little_for(
+def test_doctor_names_the_calls_that_a_token_lacks_rights_for(
     guarded: Coordinator, environ: pytest.MonkeyPatch, role: Role, run_id: str, said: str
 ):
     environ.setenv("MUSTER_TOKEN", SECRETS[role])
@@ -284,7 +284,7 @@ def test_the_doctor_says_what_a_token_is_too_little_for(
     assert said in done.stdout
 
 
-def test_who_needs_no_token_is_told_nothing_about_one(connection: grpc.Channel, tmp_path: Path):
+def test_status_names_the_caller_only_if_tokens_are_asked_for(connection: grpc.Channel, tmp_path: Path):
     ask = coordinator_pb2.StatusRequest()
     guarded = coordinator_pb2_grpc.CoordinatorServiceStub(connection).Status(
         ask, metadata=ALL, timeout=PATIENCE

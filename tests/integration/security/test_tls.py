@@ -161,7 +161,9 @@ def test_the_servers_authority_is_unknown(
     assert any("trying again" in line and sentence in line for line in lines), lines
 
 
-def test_tls_where_none_is_spoken(tmp_path: Path, authority: Authority, environ: pytest.MonkeyPatch):
+def test_client_with_tls_fails_at_a_coordinator_without(
+    tmp_path: Path, authority: Authority, environ: pytest.MonkeyPatch
+):
     present(environ, authority.ca)
     with Coordinator(tmp_path, state="memory:") as plain:
         assert_turned_away(plain.endpoint, "does not speak TLS on this port")

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, free_port
 from tests.support.deploy.helm import Manifest, Release
 
@@ -134,7 +134,7 @@ class Container:
     def __enter__(self) -> "Container":
         with self.log.open("ab") as log:
             command = [str(MUSTER), *(self._local(word) for word in self._container["args"])]
-            self._process = nursery.popen(
+            self._process = fork_client.popen(
                 command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         return self
@@ -208,4 +208,4 @@ class Container:
         """``kubectl exec``: another ``muster`` command with the container's variables, less some."""
         environment = {name: value for name, value in self._environment().items() if name not in without}
         command = [str(MUSTER), *(self._local(word) for word in arguments)]
-        return nursery.run(command, env=environment, timeout=PATIENCE)
+        return fork_client.run(command, env=environment, timeout=PATIENCE)

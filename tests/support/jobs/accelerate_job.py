@@ -22,7 +22,8 @@ from accelerate.utils import ProjectConfiguration
 from muster.worker import MusterError
 from muster.worker.integrations.accelerate import commit_together
 from muster.worker.integrations.commit.folders import numbered
-from tests.support.jobs.transformers_job import FAULTY, STEPS, chance_at, strike
+from tests.support.jobs.fault import FAULTY, SAVES, strike
+from tests.support.jobs.transformers_job import chance_at
 
 
 def doom(model: torch.nn.Linear, what: str, when: str) -> None:
@@ -80,7 +81,7 @@ def main() -> None:
         doom(bare, what, when)
     if life > 0 and (mode == "plain" or numbered(folder, "checkpoint_")):
         resume()
-    while mode == "endless" or bare.weight.item() < STEPS * (1 + life):
+    while mode == "endless" or bare.weight.item() < SAVES * (1 + life):
         with torch.no_grad():
             bare.weight += 1
         step = int(bare.weight.item())

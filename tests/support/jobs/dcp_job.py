@@ -7,9 +7,7 @@ save, ``planning`` it, ``writing``, or ``after`` it has written.
 """
 
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -21,21 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
-
-FAULTY = 3
-SAVES = 5
-ENDLESS = 100_000
-"""So many saves are made in a life that is killed before."""
-
-
-def strike(what: str) -> None:
-    """Let it go wrong."""
-    if what == "kill":
-        time.sleep(0.5)  # The others go on as far as they get.
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    raise OSError(28, "No space left on device")
+from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES, strike
 
 
 def doom(writer: FileSystemWriter, what: str, when: str) -> None:

@@ -10,9 +10,7 @@ Each step takes the same from each weight, and so a life sees whether those it h
 """
 
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -23,10 +21,9 @@ import torch
 
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations.deepspeed import commit_together
-from tests.support.jobs.dcp_job import ENDLESS
+from tests.support.jobs import fault
+from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES
 
-FAULTY = 3
-SAVES = 5
 WEIGHTS = 8
 
 
@@ -37,12 +34,7 @@ def strike(what: str, engine: Any) -> None:
         process.kill()
         process.join()
         return
-    if what == "kill":
-        time.sleep(0.5)  # The others go on as far as they get.
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    raise OSError(28, "No space left on device")
+    fault.strike(what)
 
 
 def doom(engine: Any, what: str, when: str) -> None:

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from muster.worker.errors import MemberLostError
 from muster.worker.integrations.lightning import committed
-from tests.support.jobs.dcp_job import ENDLESS, FAULTY, SAVES, strike
+from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES, strike
 
 GLOO: dict[str, Any] = {"process_group_backend": "gloo", "timeout": timedelta(seconds=20)}
 

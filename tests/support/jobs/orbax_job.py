@@ -10,7 +10,6 @@ from the last checkpoint.
 
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,10 @@ from orbax.checkpoint._src.futures.future import ChainedFuture
 
 from muster.worker.errors import MemberLostError, MusterError
 from muster.worker.integrations.orbax import barrier_sync_fn
+from tests.support.jobs.fault import FAULTY, SAVES, strike
 
-FAULTY = 3
-STEPS = 5
 SHORT = 6
 """Seconds that a save of the control waits."""
-
-
-def strike(what: str) -> None:
-    """Let it go wrong."""
-    if what == "kill":
-        time.sleep(0.5)  # The others go on as far as they get.
-        os.kill(os.getpid(), 9)
-    raise OSError(28, "No space left on device")
 
 
 def doom(what: str, when: str) -> None:
@@ -129,7 +119,7 @@ def main() -> None:
     step = resume() if life else 0
     if str(rank) == who and when != "before":
         doom(what, when)
-    while mode == "endless" or step < STEPS * (1 + life):
+    while mode == "endless" or step < SAVES * (1 + life):
         step += 1
         try:
             if (step, str(rank), when) == (FAULTY, who, "before"):

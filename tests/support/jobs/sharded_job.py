@@ -30,9 +30,8 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from muster.worker import MusterError
 from muster.worker.integrations import accelerate as ours
 from muster.worker.integrations.transformers import CommitCallback, latest
+from tests.support.jobs.fault import FAULTY, SAVES
 
-FAULTY = 3
-SAVES = 5
 ZERO: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 1,

@@ -27,9 +27,8 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 
 from muster.worker import MusterError
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager
-from tests.support.jobs.dcp_job import ENDLESS, strike
+from tests.support.jobs.fault import ENDLESS, FAULTY, strike
 
-FAULTY = 3
 OTHER_DATA = 1000
 """What is added to the weights by other data."""
 

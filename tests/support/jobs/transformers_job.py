@@ -9,9 +9,7 @@ or ``after`` it has written. A rank whose save failed trains on from the last ch
 
 import json
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from muster.worker import MusterError
 from muster.worker.integrations.transformers import CommitCallback, latest
-from tests.support.jobs.dcp_job import ENDLESS
-
-FAULTY = 3
-STEPS = 5
+from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES, strike
 
 
 class Line(torch.nn.Module):
@@ -55,14 +50,6 @@ class Teller(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         print("saved", state.global_step, flush=True)
-
-
-def strike(what: str) -> None:
-    """Let it go wrong."""
-    if what == "kill":
-        time.sleep(0.5)  # The others go on as far as they get.
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise OSError(28, "No space left on device")
 
 
 def doom(trainer: Trainer, what: str, when: str) -> None:
@@ -109,7 +96,7 @@ def main() -> None:
         output_dir=str(folder),
         use_cpu=True,
         ddp_timeout=20,
-        max_steps=ENDLESS if mode == "endless" else STEPS * (1 + life),
+        max_steps=ENDLESS if mode == "endless" else SAVES * (1 + life),
         per_device_train_batch_size=1,
         save_steps=1,
         save_total_limit=2,

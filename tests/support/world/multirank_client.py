@@ -13,7 +13,7 @@ from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc, session_pb2, session_
 HOST = "gpu-{:04d}"
 
 
-class Troupe:
+class MultirankClient:
     """The ranks of a run, in one session.
 
     Args:
@@ -45,7 +45,7 @@ class Troupe:
         self._said.put(session_pb2.ConnectRequest(hello=hello))
         self.hear("welcome")
 
-    def __enter__(self) -> "Troupe":
+    def __enter__(self) -> "MultirankClient":
         return self
 
     def __exit__(

@@ -7,15 +7,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from muster.worker.saves.queue import groups
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _workers_are_forked() -> Iterator[None]:
     """Those of ``persistent=True``, each of which would import torch, and programs of the tests' own."""
-    with pytest.MonkeyPatch.context() as patched, nursery.spawning():
-        patched.setattr(nursery, "forks", True)
+    with pytest.MonkeyPatch.context() as patched, fork_client.spawning():
+        patched.setattr(fork_client, "forks", True)
         yield
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lab.patience import until
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import AsyncCallsQueue, Checkpointer, TorchAsyncCheckpoint
 from muster.worker.saves.memory import staging
@@ -41,7 +41,7 @@ def names(folder: Path) -> list[str]:
 def test_the_state_at_the_call_is_saved(tmp_path: Path, persistent: bool):
     # Both stay until this process ends.
     resource_tracker.ensure_running()
-    nursery.nursery(*nursery.TORCH)
+    fork_client.fork_server(*fork_client.TORCH)
     with no_child_left():
         checkpoint = TorchAsyncCheckpoint(persistent, barrier=FakeBarrier())  # type: ignore[arg-type]
         weight = torch.zeros(1000)

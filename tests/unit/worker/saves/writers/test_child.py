@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.failure import MAX_TEXT
 from muster.worker.saves.writers.child import wait_readable
@@ -83,7 +83,7 @@ atexit.register(lambda: print("exit"))
 print("begin", end=" ")
 assert ForkCaller().start(AsyncRequest(lambda: print("child", end=" "), (), [])).wait(30).failure is None
 """
-    done = nursery.run([sys.executable, "-c", script], timeout=PATIENCE)
+    done = fork_client.run([sys.executable, "-c", script], timeout=PATIENCE)
     assert (done.stdout, done.returncode) == ("begin child exit\n", 0), done.stderr
 
 
@@ -98,7 +98,7 @@ if __name__ == "__main__":
     signal.pause()
 """
     (tmp_path / "parent.py").write_text(script)
-    parent = nursery.popen(
+    parent = fork_client.popen(
         [sys.executable, str(tmp_path / "parent.py")], spawns=True, stdout=subprocess.PIPE, text=True
     )
     with parent:

@@ -10,16 +10,16 @@ from multiprocessing.connection import Connection
 import pytest
 
 from lab.patience import PATIENCE
-from lab.processes import fork_client as nursery
+from lab.processes import fork_client
 
 
 @pytest.fixture(autouse=True)
 def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nursery, "forks", True)
+    monkeypatch.setattr(fork_client, "forks", True)
 
 
 def run(program: str, **options: object) -> "subprocess.CompletedProcess[str]":
-    return nursery.run([sys.executable, "-c", program], imports=(), timeout=PATIENCE, **options)
+    return fork_client.run([sys.executable, "-c", program], imports=(), timeout=PATIENCE, **options)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_it_is_a_child_of_who_asked_and_has_what_it_was_given():
         "import os, sys; print(os.getppid(), os.getsid(0) == os.getpid(), os.environ['GIVEN'], sys.argv[1:])"
     )
     command = [sys.executable, "-c", told, "one", "two"]
-    with nursery.popen(
+    with fork_client.popen(
         command, imports=(), env={"GIVEN": "this"}, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as child:
         said, _ = child.communicate(timeout=PATIENCE)
@@ -63,7 +63,7 @@ def test_it_is_a_child_of_who_asked_and_has_what_it_was_given():
 
 def test_it_can_be_spoken_to_and_killed():
     command = [sys.executable, "-c", "import sys; print(input(), flush=True); input()"]
-    with nursery.popen(
+    with fork_client.popen(
         command, imports=(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdin is not None
@@ -79,7 +79,7 @@ def test_it_can_be_ended_though_signals_were_blocked_when_the_first_was_started(
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         command = [sys.executable, "-c", "import signal; signal.pause()"]
-        child = nursery.popen(command, imports=("colorsys",))
+        child = fork_client.popen(command, imports=("colorsys",))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     child.terminate()
@@ -92,7 +92,7 @@ def test_files_may_have_any_numbers():
     ours, theirs = zip(*(os.pipe() for _ in numbers), strict=True)
     write = ";".join(f"__import__('os').write({number}, b'{number}')" for number in numbers)
     files = {number: there[0] for number in range(3)} | dict(zip(numbers, theirs, strict=True))
-    pid = nursery.nursery().fork(["-c", write], os.environ, files)
+    pid = fork_client.fork_server().fork(["-c", write], os.environ, files)
     assert os.waitpid(pid, 0)[1] == 0
     assert [os.read(file, 10) for file in ours] == [str(number).encode() for number in numbers]
     for file in (*there, *ours, *theirs):
@@ -106,7 +106,7 @@ def _answer(pipe: Connection) -> None:
 def test_what_is_spawned_is_a_child_too():
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    with nursery.spawning(nursery.nursery("colorsys")):
+    with fork_client.spawning(fork_client.fork_server("colorsys")):
         process = context.Process(target=_answer, args=(theirs,))
         process.start()
     theirs.close()

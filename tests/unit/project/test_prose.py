@@ -31,7 +31,7 @@ NOT_YET_CLEAN: dict[str, int] = {
     "docs/operations.md": 1,
     "service/muster/service/address.py": 1,
     "service/muster/service/app": 5,
-    "service/muster/service/cli": 19,
+    "service/muster/service/cli": 11,
     "service/muster/service/core": 72,
     "service/muster/service/draining.py": 1,
     "service/muster/service/driver.py": 6,
@@ -62,15 +62,14 @@ NOT_YET_CLEAN: dict[str, int] = {
     "worker_sdk/muster/worker/store_stream.py": 2,
     "worker_sdk/muster/worker/transport": 4,
     "checkpoint": 13,
-    "client": 26,
     "benchmarks": 20,
     "dev": 4,
     "examples": 7,
     "lab": 20,
     "tests/contract": 1,
     "tests/integration": 9,
-    "tests/support": 55,
-    "tests/unit": 54,
+    "tests/support": 54,
+    "tests/unit": 48,
 }
 """How many flagged sentences a page or folder still has. Lower the number when you rewrite some."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from muster.client.protocol import TTL_PINGS
 from muster.service.address import Address
 from muster.service.app import coordinator
 from muster.service.app.coordinator import Part
@@ -29,8 +30,6 @@ from muster.v1 import state_pb2
 
 ATTEMPTS = 3
 """Of one renewal, in the time of a lease: a member that does not answer costs one of them."""
-KEEPALIVES = 3
-"""A client notices a stopped leader after two of so many parts of its lease: before another one leads."""
 
 
 async def run(around: Surroundings) -> None:
@@ -87,7 +86,7 @@ async def _serve(around: Surroundings, replica: Replica, etcd: Etcd, location: L
 
         part = Part(
             replicas=lambda: replicas(replica),
-            keepalive_ms=round(replica.ttl * 1000 / KEEPALIVES),
+            keepalive_ms=round(replica.ttl * 1000 / TTL_PINGS),
             about_to_serve=standby.close,
             serving=replica.announce,
             decode=warm.records,

@@ -1,4 +1,4 @@
-"""Who runs a command."""
+"""The name of the user that runs a command."""
 
 import getpass
 import os
@@ -9,11 +9,11 @@ from muster.service.core.vocabulary.limits import Limits
 
 
 def caller() -> str:
-    """Who it is, for people: user@host, as the coordinator takes a name."""
+    """Return ``user@host``, for people, as long as the coordinator accepts a name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # A container may run under a number that has no name.
+        # A container may run as a user id without a name.
         user = f"uid {os.getuid()}"
     name = report.printable(f"{user}@{socket.gethostname()}").encode()
     return name[: Limits().max_name_bytes].decode(errors="ignore")

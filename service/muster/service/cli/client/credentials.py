@@ -1,4 +1,4 @@
-"""What the command shows the coordinator, and what it expects of it: a token, and certificates."""
+"""The command's options for its token and for TLS."""
 
 import functools
 import inspect
@@ -70,13 +70,13 @@ NAMES = Names(
     key="--tls-key",
     server_name="--tls-server-name",
 )
-"""There is no option for the token itself: all who list processes could see it."""
+"""There is no option for the token itself: every user that lists processes could see it."""
 
 _given: ContextVar[Credentials | None] = ContextVar("credentials", default=None)
 
 
 def given() -> Credentials:
-    """What the running command was given; outside of one, what the environment's ``MUSTER_TOKEN`` says."""
+    """Return the credentials of the running command; outside of one, those of ``MUSTER_TOKEN``."""
     return _given.get() or _credentials()
 
 
@@ -85,10 +85,10 @@ def _credentials(**options: Any) -> Credentials:  # noqa: ANN401
 
 
 def connecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options for a token and for TLS; :func:`given` hands out what they were set to.
+    """Give a command the options for a token and for TLS; :func:`given` returns their values.
 
-    They are the same for all commands, and of no interest to any, so no command has them as parameters.
-    What cannot be used ends the command, whenever it turns out.
+    All commands have the same ones, and none uses them itself, so no command has them as parameters. An
+    unusable value ends the command when it is first used.
     """
 
     @functools.wraps(command)

@@ -1,1 +1,1 @@
-"""The way to the coordinator, for the SDK and the relay: whom to call, what to show, how to read failures."""
+"""The way to the coordinator, for SDK, relay and command: addresses, credentials, failures, constants."""

@@ -1,4 +1,4 @@
-"""What an endpoint is made of: ``HOST:PORT`` of coordinators, and the sockets of relays on this machine."""
+"""The addresses of an endpoint: ``HOST:PORT`` of coordinators, and sockets of relays on this machine."""
 
 from collections.abc import Collection, Mapping
 from urllib.parse import quote
@@ -6,13 +6,13 @@ from urllib.parse import quote
 from muster.client.errors import EnvironmentValueError
 
 SOCKET = "unix://"
-"""How the address of a socket begins; its absolute path follows."""
-LONGEST_PATH = 107
+"""The start of a socket's address; its absolute path follows."""
+MAX_PATH_BYTES = 107
 """Bytes that the path of a socket may have on Linux."""
 
 
 def checked(endpoint: str) -> str:
-    """The addresses of an endpoint, each once, with commas between.
+    """Return the addresses of an endpoint, each once, with commas between.
 
     Args:
         endpoint: ``HOST:PORT`` or ``unix:///PATH``, or several with commas between.
@@ -29,17 +29,17 @@ def checked(endpoint: str) -> str:
 
 
 def relays_of(endpoint: str) -> list[str]:
-    """Those addresses of an endpoint that are sockets."""
+    """Return the addresses of an endpoint that are sockets."""
     return [address for address in endpoint.split(",") if is_socket(address)]
 
 
 def is_address(text: str) -> bool:
-    """Whether it is ``HOST:PORT``, or ``unix:///PATH`` with a path that a socket may have."""
+    """Return whether a text is ``HOST:PORT``, or ``unix:///PATH`` with a path that a socket may have."""
     return not _fault(text)
 
 
 def is_socket(address: str) -> bool:
-    """Whether it is a socket of this machine."""
+    """Return whether an address is a socket of this machine."""
     return address.startswith(SOCKET)
 
 
@@ -65,13 +65,13 @@ def tls_name(address: str, configured: Mapping[str, Collection[str]]) -> str:
 
 
 def target_of(address: str) -> str:
-    """What gRPC calls an address: it takes a socket's for a URI."""
+    """Return gRPC's form of an address: a socket's is a URI."""
     return SOCKET + quote(address.removeprefix(SOCKET)) if is_socket(address) else address
 
 
 def _fault(address: str) -> str:
-    """Why it is no address, and what to do; empty if it is one."""
-    # As gRPC may write a socket, too; a host may be called unix.
+    """Return why a text is no address, and what to do; empty for an address."""
+    # gRPC also accepts ``unix:PATH``. But ``unix:7550`` is a port of a host called unix.
     if address.startswith("unix:/"):
         return _fault_of_path(address.removeprefix(SOCKET))
     host, _, port = address.rpartition(":")
@@ -88,6 +88,6 @@ def _fault_of_path(path: str) -> str:
     if not path.startswith("/") or path.endswith("/") or not path.isprintable():
         return f"is not {SOCKET} and the absolute path of a socket: {instead}"
     length = len(path.encode())
-    if length > LONGEST_PATH:
-        return f"has a path of {length} bytes; a socket's may have {LONGEST_PATH}: {instead}"
+    if length > MAX_PATH_BYTES:
+        return f"has a path of {length} bytes; a socket's may have {MAX_PATH_BYTES}: {instead}"
     return ""

@@ -1,4 +1,4 @@
-"""Calls to the coordinator, whoever makes them: their channels' options, and how their failures are read."""
+"""Calls to the coordinator: the options of their channels, and how to read their failures."""
 
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ MAX_METADATA_BYTES = 131_072
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's transparent retry loses the end of a call that meets a GOAWAY; its reader then waits for ever.
+    # gRPC's transparent retry loses the end of a call that meets a GOAWAY; then its reader waits for ever.
     ("grpc.enable_retries", 0),
     # Probing for bandwidth sends a ping for each small message.
     ("grpc.http2.bdp_probe", 0),
@@ -34,12 +34,12 @@ NOT_LEADER, DRAINING = "NOT_LEADER", "COORDINATOR_DRAINING"
 RELAY_CUT_OFF, UPSTREAM_LOST = "RELAY_CUT_OFF", "UPSTREAM_LOST"
 KEYS_UNAVAILABLE = "KEYS_UNAVAILABLE"
 ELSEWHERE = frozenset({NOT_LEADER, DRAINING, RELAY_CUT_OFF, UPSTREAM_LOST, KEYS_UNAVAILABLE})
-"""Reasons of a coordinator that does not lead, or soon will not, or cannot check a token now, and of a relay
-that does not reach the one that leads, or has just lost it: nothing has failed."""
+"""Reasons for which a caller tries elsewhere, and nothing has failed. A coordinator does not lead, is about
+to stop, or cannot check a token now; or a relay does not reach the leader, or has just lost it."""
 
 
 def channel_options(target: Target) -> list[tuple[str, Any]]:
-    """The options of a channel to the coordinator."""
+    """Return the options of a channel to the coordinator."""
     timers = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     return [
         *CHANNEL_OPTIONS,
@@ -50,25 +50,25 @@ def channel_options(target: Target) -> list[tuple[str, Any]]:
 
 
 def explain(error: grpc.RpcError) -> str:
-    """A failed call in a few words; its error is also the call, which knows the status."""
+    """Return a failed call's error in a few words; the exception is also the call, which has the status."""
     code = getattr(error, "code", None)
     details = getattr(error, "details", None)
     if not (code and details):
         return repr(error)
     if code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"timeout ({code().name}: {details()})"
-    # Of a socket, gRPC's words are all there is to say.
+    # A socket has no TLS, so gRPC's own details are enough.
     fault = None if "unix:" in details() else Credentials.of().fault(str(details()))
     return f"{code().name}: {fault or details()}"
 
 
 def reason_of(error: grpc.RpcError | grpc.Call) -> str:
-    """The stable reason of the coordinator's refusal; empty if the call did not end by its word."""
+    """Return the reason of the coordinator's refusal; empty if the coordinator did not refuse the call."""
     return str(error_info(error).reason)
 
 
 def error_info(error: grpc.RpcError | grpc.Call) -> ErrorInfo:
-    """The details of the coordinator's refusal for programs; empty if the call did not end by its word."""
+    """Return a refusal's details for programs; empty if the coordinator did not refuse the call."""
     info = ErrorInfo()
     try:
         status = rpc_status.from_call(cast(grpc.Call, error))
@@ -80,17 +80,18 @@ def error_info(error: grpc.RpcError | grpc.Call) -> ErrorInfo:
     return info
 
 
-def search_on(search: Search, error: grpc.RpcError) -> float:
-    """Go on with a search after a call that failed.
+def search_on(search: Search, error: grpc.RpcError, why: str = "") -> float:
+    """Continue a search after a call that failed.
 
     Args:
-        search: whose call it was.
-        error: how it ended.
+        search: the search that led to the call.
+        error: how the call ended.
+        why: the same, for people; empty: as :func:`explain`.
 
     Returns:
         Seconds to wait before the next call.
     """
-    info, why = error_info(error), explain(error)
+    info, why = error_info(error), why or explain(error)
     if info.reason == NOT_LEADER:
         replicas = info.metadata.get("replicas", "").split(",")
         return search.not_leader(info.metadata.get("leader", ""), replicas, why)
@@ -99,5 +100,5 @@ def search_on(search: Search, error: grpc.RpcError) -> float:
     if info.reason in TOKEN_REFUSED:
         Credentials.of().refused()
         return search.denied(why)
-    # Any other reason is the leader's own word, or a relay's that looks for the leader itself.
+    # All other reasons come from the leader, or from a relay that searches for the leader itself.
     return search.again(why) if info.reason else search.failed(why)

@@ -1,8 +1,8 @@
-"""What this process shows the coordinator, and what it expects of it: a token, and certificates.
+"""Credentials of this process for the coordinator: a token, and certificates.
 
-It comes from the environment; the command has options for it, too. The files are read again for each
-connection (the token's for each call), so that whoever renews them needs to restart nothing. A helper command
-that gives the token is run again when what it gave is about to expire.
+They come from the environment; the command has options for them, too. Certificates are read again for each
+connection and a token's file for each call, so new files need no restart. A helper command for the token runs
+again when its token is about to expire.
 """
 
 import ipaddress
@@ -19,24 +19,23 @@ import grpc
 
 from muster.client.addresses import host_of, is_socket, relays_of, target_of
 from muster.client.errors import EnvironmentValueError
+from muster.client.protocol import MAX_TOKEN
 from muster.client.token_command import COMMANDS, CommandError
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()
-"""Addresses to which a token went without TLS, once that was said."""
+"""Addresses that were warned of, because a token goes there without TLS."""
 
 TOKEN_REFUSED = frozenset({"TOKEN_MISSING", "TOKEN_UNKNOWN", "TOKEN_EXPIRED"})
-"""Reasons of a refusal that another token would mend."""
-MOST_TOKEN = 7_000
-"""Characters of a token: with more, gRPC would refuse the call for the size of its headers."""
+"""Reasons of a refusal that another token would fix."""
 TOKEN_PATIENCE = 60.0
-"""Seconds that a process that was welcome goes on trying when its token is refused: a new one that the
-coordinator knows already may take so long to come to every node (Kubernetes updates secrets each minute)."""
+"""Seconds that a process whose token was accepted before tries again when it is refused. A new token may take
+so long to reach every node: Kubernetes updates secrets each minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What messages call each of the credentials: as whoever reads them can set it."""
+    """The name of each credential in messages: what the reader can set."""
 
     token: str
     token_file: str
@@ -60,7 +59,7 @@ ENVIRONMENT = Names(
 
 
 def _is_elsewhere(address: str) -> bool:
-    """Whether what is said to an address leaves this machine."""
+    """Return whether messages to an address leave this machine."""
     host = host_of(address)
     if is_socket(address) or host == "localhost":
         return False
@@ -71,7 +70,7 @@ def _is_elsewhere(address: str) -> bool:
 
 
 class Fault(NamedTuple):
-    """Why TLS has failed, as far as can be told; as text, one sentence."""
+    """Why TLS failed, as far as gRPC's details tell; as text, one sentence."""
 
     what: str
     next: str
@@ -83,7 +82,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What is shown and expected; :meth:`check` tells whether it can be used."""
+    """A token and certificates; :meth:`check` tells whether they can be used."""
 
     token: str = field(default="", repr=False)
     token_file: Path | None = None
@@ -91,7 +90,7 @@ class Credentials:
     token_command: str = field(default="", repr=False)
     """Wins over ``token``: a command that writes it to stdout."""
     ca: Path | None = None
-    """If given, TLS is spoken, and the coordinator must show a certificate of these authorities."""
+    """If given, connections use TLS, and the coordinator's certificate must be of these authorities."""
     cert: Path | None = None
     key: Path | None = None
     server_name: str = ""
@@ -100,7 +99,7 @@ class Credentials:
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> "Credentials":
-        """What the variables say."""
+        """Read the environment variables."""
 
         def path(variable: str) -> Path | None:
             return Path(environ[variable]) if environ.get(variable) else None
@@ -117,24 +116,24 @@ class Credentials:
 
     @classmethod
     def toward(cls, address: str) -> "Credentials":
-        """What is shown to one address: nothing to a socket, where the file's permissions are the check."""
+        """Return the credentials for an address: none for a socket, whose file's permissions decide."""
         return cls() if is_socket(address) else cls.of()
 
     def check(self) -> None:
-        """See that all of it can be used, before anyone waits for a connection.
+        """Check that all credentials can be used, before a caller waits for a connection.
 
         Raises:
-            EnvironmentValueError: something cannot, or is missing that another one needs.
+            EnvironmentValueError: one cannot be used, or one that it needs is missing.
         """
         self.channel_credentials()
         self.authorization()
 
     def authorization(self) -> str:
-        """The value of the ``authorization`` header; empty if there is no token.
+        """Return the value of the ``authorization`` header; empty if there is no token.
 
         Raises:
-            EnvironmentValueError: the token's file cannot be read, its command gave none, or what they hold
-                cannot be a token.
+            EnvironmentValueError: the token's file cannot be read, its command failed, or the text cannot be
+                a token.
         """
         token, where = self.token, self.names.token
         if self.token_file is not None:
@@ -150,19 +149,19 @@ class Credentials:
             return ""
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise EnvironmentValueError(f"{where}: a token is one line of ASCII without spaces.")
-        if len(token) > MOST_TOKEN:
+        if len(token) > MAX_TOKEN:
             raise EnvironmentValueError(
-                f"{where}: it has {len(token):,} characters, and a token has {MOST_TOKEN:,} at the most. Ask "
+                f"{where}: it has {len(token):,} characters, and a token has {MAX_TOKEN:,} at the most. Ask "
                 "its issuer for one with fewer claims."
             )
         return f"Bearer {token}"
 
     def refused(self) -> None:
-        """Take note that the token was refused, so that a command is asked for another."""
+        """Note that the token was refused, so that the command runs again."""
         COMMANDS.forget(self.token_command)
 
     def certificates(self) -> tuple[bytes, ...]:
-        """What the files of authorities, certificate and key hold now.
+        """Read the files of authorities, certificate and key.
 
         Raises:
             EnvironmentValueError: one cannot be read.
@@ -177,7 +176,7 @@ class Credentials:
     def open_channel(
         self, address: str, options: list[tuple[str, Any]], server_name: str = ""
     ) -> grpc.Channel:
-        """A channel that shows them.
+        """Open a channel with these credentials.
 
         Args:
             address: ``HOST:PORT``, or ``unix:///PATH``.
@@ -186,7 +185,7 @@ class Credentials:
                 ``self.server_name`` is another; empty: the address's host.
 
         Raises:
-            EnvironmentValueError: a file cannot be used, or is missing that another one needs.
+            EnvironmentValueError: a file cannot be used, or one that it needs is missing.
         """
         tls = self.channel_credentials()
         if tls is None:
@@ -200,7 +199,7 @@ class Credentials:
         return channel
 
     def warn_if_readable(self, address: str) -> None:
-        """Say once for each address that a token crosses the network readably; call it where TLS is off."""
+        """Warn once for each address that a token crosses the network readably; call it where TLS is off."""
         has_token = self.token or self.token_file or self.token_command
         if not has_token or address in _warned or not _is_elsewhere(address):
             return
@@ -213,7 +212,7 @@ class Credentials:
         )
 
     def name_options(self, server_name: str = "") -> list[tuple[str, Any]]:
-        """The options that say whom the coordinator's certificate must name.
+        """Return the channel options for the name that the coordinator's certificate must have.
 
         Args:
             server_name: as in :meth:`open_channel`.
@@ -222,10 +221,10 @@ class Credentials:
         return [("grpc.ssl_target_name_override", name)] if name else []
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """What a channel that speaks TLS is opened with; None if it is not spoken.
+        """Return the credentials of a channel with TLS; None without TLS.
 
         Raises:
-            EnvironmentValueError: a file cannot be used, or is missing that another one needs.
+            EnvironmentValueError: a file cannot be used, or one that it needs is missing.
         """
         names = self.names
         if (self.cert is None) != (self.key is None):
@@ -240,10 +239,10 @@ class Credentials:
                 )
             return None
         ca = _read(self.ca, names.ca)
-        # What gRPC would say of a file that it cannot use does not name it.
+        # gRPC's own error for an unusable file does not name the file.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            # Beside the certificates there may be words of any language.
+            # The file may have text in any language beside the certificates.
             context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))
         except (OSError, ValueError) as error:
             raise EnvironmentValueError(
@@ -263,10 +262,9 @@ class Credentials:
         return grpc.ssl_channel_credentials(ca, key, cert)
 
     def fault(self, details: str) -> Fault | None:
-        """What is wrong with TLS, from the details of a call that reached nobody; None: it is not TLS.
+        """Explain a failure of TLS from the details of a failed call; None: TLS is not at fault.
 
-        gRPC does not say more than it does: a coordinator that turns a client away in the handshake has only
-        closed the connection.
+        gRPC shows little: if a coordinator refuses a client in the handshake, the connection is just closed.
         """
         names = self.names
         for sign, fault in _faults(names).items():
@@ -295,8 +293,8 @@ _CLOSED = ("Socket closed", "Connection reset")
 
 
 def _faults(names: Names) -> dict[str, Fault]:
-    """What a few words of gRPC's mean; the first that are found count."""
-    # Where the option was not given, the variable is set.
+    """Return what gRPC's error texts mean; the first that occurs counts."""
+    # Without the option, the variable is set.
     ca = names.ca if names == ENVIRONMENT else f"{names.ca} ({ENVIRONMENT.ca})"
     return {
         "certificate has expired": Fault(
@@ -322,20 +320,22 @@ def _faults(names: Names) -> dict[str, Fault]:
 
 
 def check_credentials(endpoint: str) -> None:
-    """See that what is to be shown to an endpoint's addresses can be used.
+    """Check that the credentials for an endpoint's addresses can be used.
 
     Raises:
-        EnvironmentValueError: it cannot.
+        EnvironmentValueError: they cannot.
     """
     for address in endpoint.split(","):
         Credentials.toward(address).check()
 
 
 class TokenPatience:
-    """How long a process that was welcome waits for another token, or a relay: from the first refusal on.
+    """How long a process with a refused token waits for another token, or for a relay.
+
+    It counts from the first refusal. Only a process whose token was accepted before waits.
 
     Args:
-        endpoint: whom it calls.
+        endpoint: the addresses that it calls.
         clock: seconds of a monotonic clock.
     """
 
@@ -345,10 +345,10 @@ class TokenPatience:
         self._since: float | None = None
 
     def lasts(self, reason: str) -> bool:
-        """Whether to try again after a refusal, since the token may be replaced or a relay be back meanwhile.
+        """Return whether to try again: the token may be replaced, or a relay may be back.
 
         Args:
-            reason: of the refusal.
+            reason: the reason of the refusal.
         """
         if reason not in TOKEN_REFUSED:
             return False
@@ -361,7 +361,7 @@ class TokenPatience:
         return now - self._since < TOKEN_PATIENCE
 
     def renew(self) -> None:
-        """The process was let in: the next refusal is a first one."""
+        """Note that the token was accepted: the next refusal counts as the first."""
         self._since = None
 
 
@@ -375,7 +375,7 @@ def _read(path: Path, name: str) -> bytes:
 
 
 class _Details(NamedTuple):
-    """What gRPC asks of a ``ClientCallDetails``."""
+    """The fields of gRPC's ``ClientCallDetails``."""
 
     method: str
     timeout: float | None
@@ -390,7 +390,7 @@ class _Bearer(
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Puts the token into the metadata of each call; gRPC's own way wants TLS."""
+    """Adds the token to the metadata of each call; gRPC's own way requires TLS."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials

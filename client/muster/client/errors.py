@@ -1,4 +1,4 @@
-"""What is wrong with what a process was given."""
+"""Errors in the settings of a process."""
 
 
 class EnvironmentValueError(ValueError):

@@ -1,4 +1,4 @@
-"""Random pauses, which leave the random numbers of the training program as they are."""
+"""Random pauses that do not use the training program's random numbers."""
 
 import random
 
@@ -6,11 +6,11 @@ _random = random.Random()
 
 
 def jittered(seconds: float, least: float, most: float) -> float:
-    """A pause of about so many seconds, so that many processes do not come back together.
+    """Return a random pause, so that many processes do not reconnect at the same time.
 
     Args:
-        seconds: about how long.
-        least: of that, at least this part.
-        most: at most this one.
+        seconds: the usual pause.
+        least: the smallest factor.
+        most: the largest factor.
     """
     return seconds * _random.uniform(least, most)

@@ -17,4 +17,7 @@ MAX_UNSENT = 1_000
 """Messages that may wait for one worker. For a relay ``MAX_ENTRIES`` may wait: each rank of a message may be
 answered by itself."""
 TTL_PINGS = 3
-"""A connection pings at a third of the TTL, so that a dead one is replaced within the TTL."""
+"""A connection pings at a third of the TTL of a session or a lease. So a client notices a dead one after two
+thirds: within the session TTL, or before another coordinator leads."""
+MAX_TOKEN = 7_000
+"""Characters of a token: with more, gRPC would refuse the call for the size of its headers."""

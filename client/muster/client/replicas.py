@@ -1,9 +1,8 @@
-"""Whom to call next, where an endpoint stands for several replicas of which one leads, or for relays as well.
+"""Finds the leader behind an endpoint: several coordinators of which one leads, and relays.
 
-A relay is a socket of this machine with whoever leads behind it: it is called before all others, and left at
-once when it does not answer. :class:`Replicas` is what this process knows of an endpoint: session, store and
-rendezvous share it, so that what one of them learns all use. A :class:`Search` is one caller's way to the
-leader. Neither calls anyone.
+A relay is a socket of this machine. A caller tries it before all other addresses, and leaves it at once when
+it does not answer. :class:`Replicas` is what this process knows of an endpoint; session, store and rendezvous
+share it. A :class:`Search` is the way of one caller to the leader. Neither calls anything.
 """
 
 import ipaddress
@@ -16,59 +15,58 @@ from dataclasses import dataclass, replace
 
 from muster.client.addresses import is_address, is_socket, relays_of, tls_name
 from muster.client.jitter import jittered
+from muster.client.protocol import NOT_LEADER_HEADER
 
-HEADER = "muster-not-leader"
-"""The header of each call that names the leader that its caller could not reach."""
 KEEPALIVE_MS = 3_333
-"""Ping after so long without data, and give up after so long without an answer: a third of the
-coordinator's default session TTL each, so that a dead connection is replaced within the TTL. A
-coordinator with a shorter TTL says so in its Welcome, and the session is opened anew with a third of that."""
+"""Milliseconds without data before a ping, and for its answer: each a third of the coordinator's default
+session TTL, so that a dead connection is replaced within the TTL. A coordinator with a shorter TTL says so in
+its Welcome, and the session reconnects with a third of that."""
 KEEPALIVE_AMONG_SEVERAL_MS = 1_667
-"""The same among replicas, until one has said what it wants: a third of the default lease TTL, so that a
-stopped leader is noticed before another one leads."""
+"""The same among replicas, until a coordinator has named its own: a third of the default lease TTL, so that a
+caller notices a stopped leader before another one leads."""
 CONNECT_TIMEOUT_MS = 5_000
-"""For one attempt to connect, where nobody answers; a refusal ends it at once."""
+"""For one attempt to connect, if nothing answers; a refusal ends it at once."""
 CONNECT_TIMEOUT_AMONG_SEVERAL_MS = 2_000
-"""The same where there is someone else to call."""
+"""The same if there are other addresses."""
 CONNECT_TIMEOUT_ONCE_MORE_MS = 500
-"""The same for the leader whose connection has just fallen silent: it may have lost no more than that, and
-then it answers at once; if it is stopped, those who can say who leads next are waiting to be asked."""
+"""The same for a leader whose connection has just fallen silent. If only the connection is lost, the leader
+answers at once; if it is stopped, the standbys know who leads next."""
 CONNECT_TIMEOUT_TO_RELAY_MS = 1_000
-"""The same for a relay: it is on this machine, and answers soon or not at all."""
+"""The same for a relay, which is on this machine."""
 FIRST_BACKOFF = 0.1
-MOST_BACKOFF = 2.0
+MAX_BACKOFF = 2.0
 """Seconds between attempts, jittered; well below the session TTL."""
-SHUNNED_FOR = 10.0
-"""Seconds for which who did not answer is called after the others, and not on a standby's word."""
-HELD = 1.0
-"""Seconds of a turn in which standbys must have held our calls, for there is no leader yet: it was pause
-enough, and the one that comes is to be found soon."""
-MOST_FOLLOWED = 8
-"""Standbys whose word is followed in one turn."""
-MOST_REPLICAS = 64
+SILENT_BACKOFF = 10.0
+"""Seconds for which an address that did not answer is called last, and not when a standby names it."""
+STANDBY_HOLD = 1.0
+"""Seconds of a turn in which standbys must have held the calls. There is no leader yet, the turn itself was a
+pause, and the next leader should be found soon."""
+MAX_FOLLOWED = 8
+"""Leaders named by standbys that are followed in one turn."""
+MAX_REPLICAS = 64
 """Addresses that a coordinator may name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to call, and how to connect."""
+    """An address, and how to connect to it."""
 
     address: str
     """``HOST:PORT``, or ``unix:///PATH``."""
     tls_name: str = ""
-    """Whom its certificate must name; empty: the address's host."""
+    """The name that its certificate must have; empty: the address's host."""
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
     keepalive_ms: int = KEEPALIVE_MS
 
 
 def resolve(address: str) -> list[str]:
-    """The addresses that a name stands for, of the family that this machine prefers.
+    """Resolve a name to its addresses, of the family that this machine prefers.
 
     Args:
         address: ``HOST:PORT``.
 
     Returns:
-        ``IP:PORT`` of each; the address itself if it is no name, or cannot be found.
+        ``IP:PORT`` of each; the address itself if it has no name, or the name is unknown.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -87,7 +85,7 @@ def resolve(address: str) -> list[str]:
 
 
 class Replicas:
-    """What is known of the coordinators behind an endpoint. Threads may share it.
+    """The known coordinators behind an endpoint. Threads may share it.
 
     Args:
         endpoint: ``HOST:PORT`` or ``unix:///PATH``, or several with commas between.
@@ -104,24 +102,24 @@ class Replicas:
         self.clock = clock
         self._resolve = resolve
         self._found: dict[str, list[str]] = {address: [address] for address in endpoint.split(",")}
-        """What each given address stands for, as far as it had to be looked up."""
+        """The addresses of each configured name, as far as it was resolved."""
         self.relays = relays_of(endpoint)
-        """Only those that were given: nobody may send us to a socket of this machine."""
+        """Only configured ones: a coordinator must not send callers to a socket of this machine."""
         self._learned: tuple[str, ...] = ()
         self._leader = ""
-        """Who leads, as far as anyone has said; it may be silent."""
+        """The leader, as far as known; it may be silent."""
         self._leads_since = 0.0
         self._answered = False
-        """Whether the leader has answered us, and not failed since."""
+        """Whether the leader has answered this process, and has not failed since."""
         self._silent: dict[str, float] = {}
-        """Who did not answer, and until when that counts."""
+        """The addresses that did not answer, and until when they are called last."""
         self._keepalive_ms = 0
-        """What the coordinator asks for; 0: nothing."""
+        """What the coordinator asks for; 0: it has not asked."""
 
     # ------------------------------------------------------------------ what to do
 
     def known(self) -> list[str]:
-        """All addresses, in the order in which to call them."""
+        """Return all addresses, in the order in which to call them."""
         with _lock:
             addresses = self._addresses()
             return sorted(addresses, key=self._is_silent) if self._silent else list(addresses)
@@ -132,15 +130,15 @@ class Replicas:
         return dict.fromkeys([*self.relays, *leader, *self._learned, *given])
 
     def look_up(self) -> None:
-        """Find out what the given names stand for now."""
+        """Resolve the configured names."""
         found = {address: self._resolve(address) for address in self._found if not is_socket(address)}
         with _lock:
-            # A name of one address is used as it is.
+            # A name with one address is called by its name.
             used = {name: some if len(some) > 1 else [name] for name, some in found.items()}
             self._found = self._found | used
 
     def target(self, address: str) -> Target:
-        """How to call a replica."""
+        """Return how to call an address."""
         usual, connect_timeout_ms = KEEPALIVE_MS, CONNECT_TIMEOUT_MS
         if self.several:
             usual, connect_timeout_ms = KEEPALIVE_AMONG_SEVERAL_MS, CONNECT_TIMEOUT_AMONG_SEVERAL_MS
@@ -154,27 +152,27 @@ class Replicas:
         """Whether there is more than one address to call."""
         return len(self._addresses()) > 1
 
-    def shunned(self) -> str:
-        """The leader that did not answer; empty if there is none."""
+    def backed_off_leader(self) -> str:
+        """Return the leader if it did not answer, or an empty text."""
         with _lock:
             return self._leader if self._is_silent(self._leader) else ""
 
     def in_touch(self, address: str) -> bool:
-        """Whether this one leads, and has answered when it was called last."""
+        """Return whether an address leads, and answered the last call."""
         with _lock:
             return self._answered and address == self._leader
 
     # ------------------------------------------------------------------ what was learned
 
     def learn(self, addresses: Iterable[str], keepalive_ms: int = 0) -> None:
-        """A coordinator has named all replicas, and maybe what keepalive it asks for."""
-        usable = [address for address in addresses if _may_be_named(address)][:MOST_REPLICAS]
+        """Store the replicas that a coordinator names, and the keepalive that it asks for."""
+        usable = [address for address in addresses if _may_be_named(address)][:MAX_REPLICAS]
         with _lock:
             self._learned = tuple(usable) or self._learned
             self._keepalive_ms = keepalive_ms or self._keepalive_ms
 
     def answers(self, address: str) -> None:
-        """This one has answered as the leader does; a relay does so without being it."""
+        """Note that an address has answered as the leader, or as a relay."""
         with _lock:
             self._silent.pop(address, None)
             if is_socket(address):
@@ -184,33 +182,33 @@ class Replicas:
             self._answered = True
 
     def falls_silent(self, address: str, since: float) -> None:
-        """This one did not answer.
+        """Note that an address did not answer.
 
         Args:
-            address: who.
-            since: when the call began. Who has begun to lead since then may answer others.
+            address: the address.
+            since: when the call began. A coordinator that leads since a later time may answer other calls.
         """
         with _lock:
             if address == self._leader:
                 if since < self._leads_since:
                     return
                 self._answered = False
-            self._silent[address] = self.clock() + SHUNNED_FOR
+            self._silent[address] = self.clock() + SILENT_BACKOFF
 
-    def forgive_leader(self) -> None:
-        """The leader that did not answer is to be called first again."""
+    def clear_leader_backoff(self) -> None:
+        """Call the leader first again, although it did not answer."""
         with _lock:
             self._silent.pop(self._leader, None)
 
     def names(self, address: str, leader: str) -> bool:
-        """One that does not lead has named who does.
+        """Note the leader that a standby names.
 
         Args:
-            address: who does not lead.
-            leader: who does; empty: it knows of none.
+            address: the standby.
+            leader: the leader; empty: the standby knows of none.
 
         Returns:
-            Whether to go there: not if it is the one that did not answer.
+            Whether to call that leader: not if it is the one that did not answer.
         """
         with _lock:
             if self._leader == address:
@@ -227,10 +225,10 @@ class Replicas:
 
 
 class Search:
-    """One caller's way to the leader: whom it calls next, and how long it waits before.
+    """One caller's way to the leader: which address it calls next, and how long it waits before.
 
-    A turn calls everyone once; then comes a pause, longer each time. Who names the leader is followed at
-    once. A thread has one for itself.
+    A turn calls every address once; then comes a pause, longer each time. A leader that a standby names is
+    called at once. A search belongs to one thread.
 
     Args:
         replicas: what is known, and what is learned on the way.
@@ -238,73 +236,84 @@ class Search:
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
-        self._words: dict[str, str] = {}
+        self._last_errors: dict[str, str] = {}
         self._called_at = replicas.clock()
         self._backoff = FIRST_BACKOFF
+        self.turns = -1
+        """Completed turns."""
+        self.met_standby = False
+        """Whether a standby has answered since the leader did."""
         self._looked_up = False
         """In this turn."""
-        self._turn(0)
+        self._begin_turn(0)
         self._address = self._untried()
         self._in_touch = replicas.in_touch(self._address)
         self._once_more = False
-        """Whether it is called once more, for its connection has just fallen silent."""
+        """Whether the address is called once more, because its connection has just fallen silent."""
 
     @property
     def target(self) -> Target:
-        """Whom to call."""
+        """The address to call, and how."""
         target = self.replicas.target(self._address)
         if self._once_more and self.replicas.several:
             return replace(target, connect_timeout_ms=CONNECT_TIMEOUT_ONCE_MORE_MS)
         return target
 
     def begin(self) -> Target:
-        """The call begins now.
-
-        Returns:
-            Whom to make it to.
-        """
+        """Begin a call, and return its target."""
         self._called_at = self.replicas.clock()
         return self.target
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The headers of the call."""
-        return ((HEADER, self.replicas.shunned()),)
+        return ((NOT_LEADER_HEADER, self.replicas.backed_off_leader()),)
+
+    @property
+    def followed(self) -> bool:
+        """Whether a standby has named the current address as the leader."""
+        return self._address in self._followed
+
+    @property
+    def last_errors(self) -> dict[str, str]:
+        """The last error of each address since the last answer, for people."""
+        return dict(self._last_errors)  # Another thread may add one.
 
     @property
     def said(self) -> str:
-        """What the calls since the last answer have met, for people: each address's last word."""
-        words = dict(self._words)  # Other threads ask, too.
-        if not words:
+        """The last errors as one text."""
+        errors = self.last_errors
+        if not errors:
             return f"{self._address} has not answered yet"
-        if len(words) == 1 and not self.replicas.several:
-            return next(iter(words.values()))
-        return "; ".join(f"{address}: {why}" for address, why in words.items())
+        if len(errors) == 1 and not self.replicas.several:
+            return next(iter(errors.values()))
+        return "; ".join(f"{address}: {why}" for address, why in errors.items())
 
     def answered(self) -> None:
-        """The one that was called leads, or is a relay."""
+        """Note that the address leads, or is a relay."""
         self.replicas.answers(self._address)
-        # A connection to a socket is not lost on its way: who ended it is gone.
+        # A connection to a socket cannot get lost on its way: if it ends, the relay is gone.
         self._in_touch, self._once_more = not is_socket(self._address), False
-        self._words.clear()
+        self._last_errors.clear()
         self._backoff = FIRST_BACKOFF
-        self._turn(0)
+        self.met_standby = False
+        self._begin_turn(0)
 
     def again(self, why: str) -> float:
-        """The same one is to be called again, for it is not at fault.
+        """Call the same address again, because it is not at fault.
 
         Args:
-            why: the call did not do, for people.
+            why: the error, for people.
 
         Returns:
-            Seconds to wait before.
+            Seconds to wait before the next call.
         """
-        self._words[self._address] = why
+        self._last_errors[self._address] = why
         self._in_touch = False
         return self._pause()
 
     def ended(self, why: str) -> float:
-        """The one that was called ended a stream without a word, as a relay does that goes.
+        """Continue after a stream that ended without a status, as a relay's does when it stops.
 
         Args:
             why: for people.
@@ -315,7 +324,7 @@ class Search:
         return self.left(why) if is_socket(self._address) else self.again(why)
 
     def denied(self, why: str) -> float:
-        """This process has not what it takes to call this one; where there are relays, they ask for nothing.
+        """Continue after the address refused this process's token; a relay asks for none.
 
         Args:
             why: for people.
@@ -325,25 +334,24 @@ class Search:
         """
         if not self.replicas.relays:
             return self.again(why)
-        self._words[self._address] = why
-        self._in_touch = self._once_more = False
-        return self._on()
+        self._lose_touch(why)
+        return self._next()
 
     def ran_out(self, why: str) -> None:
-        """The caller's own time was over before the call's end, which says nothing against anyone.
+        """Note that the caller's own timeout ended the call; the address may be fine.
 
         Args:
-            why: for people, if there is nothing better to say of the one that was called.
+            why: for people, unless the address has an error already.
         """
-        self._words.setdefault(self._address, why)
+        self._last_errors.setdefault(self._address, why)
 
     def failed(self, why: str) -> float:
-        """The one that was called did not answer.
+        """Continue after the address did not answer.
 
-        Who has just done so may have lost no more than a connection, and is called once more.
+        If it answered the call before, only the connection may be lost, so it is called once more.
 
         Args:
-            why: what happened, for people.
+            why: the error, for people.
 
         Returns:
             Seconds to wait before the next call.
@@ -354,36 +362,34 @@ class Search:
         return self.left(why)
 
     def left(self, why: str) -> float:
-        """The one that was called answers no more, and said so, or was asked again already.
+        """Continue with the next address: this one has stopped.
 
         Args:
-            why: what happened, for people.
+            why: the error, for people.
 
         Returns:
             Seconds to wait before the next call.
         """
-        self._words[self._address] = why
-        self._in_touch = self._once_more = False
+        self._lose_touch(why)
         self.replicas.falls_silent(self._address, self._called_at)
-        return self._on()
+        return self._next()
 
     def not_leader(self, leader: str, replicas: Iterable[str], why: str) -> float:
-        """The one that was called does not lead.
+        """Continue after a standby answered.
 
         Args:
-            leader: who does, as it says; empty: it knows of none.
-            replicas: all that it knows.
-            why: its words, for people.
+            leader: the leader that it names; empty: it knows of none.
+            replicas: all replicas that it names.
+            why: its error, for people.
 
         Returns:
             Seconds to wait before the next call.
         """
-        self._words[self._address] = why
-        self._in_touch = self._once_more = False
-        self._met_standby = True
+        self._lose_touch(why)
+        self.met_standby = self._standby_in_turn = True
         self.replicas.learn(replicas)
         if (
-            len(self._followed) < MOST_FOLLOWED
+            len(self._followed) < MAX_FOLLOWED
             and self.replicas.names(self._address, leader)
             and leader not in self._followed
         ):
@@ -391,27 +397,32 @@ class Search:
             self._followed.add(leader)
             self._address = leader
             return 0.0
-        return self._on()
+        return self._next()
+
+    def _lose_touch(self, why: str) -> None:
+        self._last_errors[self._address] = why
+        self._in_touch = self._once_more = False
 
     # ------------------------------------------------------------------ turns
 
-    def _on(self) -> float:
+    def _next(self) -> float:
+        """Choose the next address; return the seconds to wait before its call."""
         self._tried.add(self._address)
         if following := self._untried():
             self._address = following
             return 0.0
-        if self._met_standby:
-            # Those who answer know of nobody else, so it may be back.
-            self.replicas.forgive_leader()
-            if self.replicas.clock() - self._began >= HELD:
+        if self._standby_in_turn:
+            # The standbys know of no other leader, so the old one may be back.
+            self.replicas.clear_leader_backoff()
+            if self.replicas.clock() - self._began >= STANDBY_HOLD:
                 self._backoff = FIRST_BACKOFF
         pause = self._pause()
-        self._turn(pause)
+        self._begin_turn(pause)
         self._address = self._untried()
         return pause
 
     def _untried(self) -> str:
-        """Whom this turn has not called yet; empty if it has called all."""
+        """Return an address that this turn has not called; empty if it has called all."""
         if address := self._first_untried():
             return address
         if not self._looked_up:
@@ -420,26 +431,27 @@ class Search:
         return self._first_untried()
 
     def _first_untried(self) -> str:
-        if len(self._tried) > MOST_REPLICAS:
+        if len(self._tried) > MAX_REPLICAS:
             return ""
         return next((address for address in self.replicas.known() if address not in self._tried), "")
 
     def _pause(self) -> float:
         pause = jittered(self._backoff, 0.5, 1.0)
-        self._backoff = min(self._backoff * 2, MOST_BACKOFF)
+        self._backoff = min(self._backoff * 2, MAX_BACKOFF)
         return pause
 
-    def _turn(self, pause: float) -> None:
-        """Begin another turn after a pause."""
+    def _begin_turn(self, pause: float) -> None:
+        """Begin a turn after a pause."""
+        self.turns += 1
         self._began = self.replicas.clock() + pause
         self._tried: set[str] = set()
         self._followed: set[str] = set()
-        self._met_standby = False
+        self._standby_in_turn = False
         self._looked_up = False
 
 
 def _may_be_named(address: str) -> bool:
-    """Whether to go where a coordinator sends us."""
+    """Return whether callers may go to an address that a coordinator names."""
     return is_address(address) and not is_socket(address)
 
 
@@ -448,7 +460,7 @@ _all: dict[str, Replicas] = {}
 
 
 def replicas_of(endpoint: str) -> Replicas:
-    """What this process knows of an endpoint's replicas; a forked child begins with what its parent knew."""
+    """Return what this process knows of an endpoint's replicas; a forked child starts with its parent's."""
     with _lock:
         if endpoint not in _all:
             _all[endpoint] = Replicas(endpoint)

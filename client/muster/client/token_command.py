@@ -1,4 +1,4 @@
-"""A token from a helper command, as kubectl and docker get theirs."""
+"""Gets a token from a helper command, as kubectl and docker do."""
 
 import base64
 import json
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 TIMEOUT = 30.0
 """Seconds that the command may take."""
 KEPT = 300.0
-"""Seconds for which a token is kept that does not say when it expires."""
+"""Seconds for which a token without an expiry is kept."""
 MARGIN = 30.0
-"""Seconds before its expiry from which on a token is not used any more."""
+"""Seconds before its expiry at which a token is replaced."""
 
 
 class CommandError(Exception):
-    """The command gave no token. The message says why, and holds nothing that it wrote."""
+    """The command gave no token. The message says why, and contains none of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class _Kept:
 
 
 class TokenCommands:
-    """Runs commands, and keeps what they gave for as long as it is good.
+    """Runs commands, and keeps their tokens until shortly before they expire.
 
     Args:
         clock: seconds since 1970.
@@ -38,11 +38,11 @@ class TokenCommands:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._kept: dict[str, _Kept] = {}
-        # Whoever wants a token meanwhile waits for the one that is being got.
+        # Other threads wait for the token of a running command.
         self._lock = threading.Lock()
 
     def token(self, command: str) -> str:
-        """What a command writes to stdout, without the white space around it.
+        """Return a command's output, without the white space around it.
 
         Args:
             command: its words, quoted as for a shell; no shell runs it.
@@ -62,17 +62,17 @@ class TokenCommands:
         return self._clock() + KEPT if expires_at is None else expires_at - MARGIN
 
     def forget(self, command: str) -> None:
-        """Run the command when it is asked next: what it gave was refused."""
-        # Without the lock, which is held while a command runs: this may be called on an event loop.
+        """Run the command again at the next call, because its token was refused."""
+        # An event loop may call this, so it must not wait for the lock while a command runs.
         self._kept.pop(command, None)
 
     def renew_lock(self) -> None:
-        """For a forked child: a thread that only the parent has may hold it."""
+        """Replace the lock in a forked child: a thread of the parent may hold the old one."""
         self._lock = threading.Lock()
 
 
 COMMANDS = TokenCommands()
-"""Of this process."""
+"""The commands of this process."""
 os.register_at_fork(after_in_child=COMMANDS.renew_lock)
 
 
@@ -98,10 +98,10 @@ def _run(command: str) -> str:
 
 
 def expiry(token: str) -> float | None:
-    """When a token expires.
+    """Return when a token expires.
 
     Returns:
-        Seconds since 1970; None if it does not say: it is no JWT, or has no ``exp``.
+        Seconds since 1970; None for a token without ``exp``, or one that is not a JWT.
     """
     parts = token.split(".")
     if len(parts) != 3:

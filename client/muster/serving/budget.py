@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from muster.serving.counted import counted
 
 SMALL = 16_384
-"""Bytes of a message that no budget counts. The number of those is bounded instead."""
+"""Bytes of a message that no budget counts; the number of small messages is bounded instead."""
 
 
 class ByteBudget:

@@ -25,7 +25,7 @@ async def end_connection(peer: str) -> bool:
     Returns:
         Whether there was one.
     """
-    # It looks at each open file: milliseconds, where there are thousands.
+    # It looks at each open file, which takes milliseconds for thousands of files.
     return await asyncio.to_thread(_shut, peer)
 
 
@@ -36,7 +36,7 @@ def _shut(peer: str) -> bool:
     wanted = (_plain(address), int(peer.rpartition(":")[2]))
     found = False
     for file in Path("/proc/self/fd").iterdir():
-        # A copy stays that connection's, even if gRPC closes its own and the number is used again.
+        # A copy keeps the connection, even if gRPC closes its own file and the number is reused.
         with suppress(OSError), _copy_of(int(file.name)) as connection:
             name = connection.getpeername()
             if isinstance(name, tuple) and (_plain(name[0]), name[1]) == wanted:

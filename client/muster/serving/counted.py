@@ -13,7 +13,7 @@ def counted(counter: Counter[K], key: K, amount: int = 1) -> Iterator[None]:
     """Count something for as long as the block runs.
 
     Args:
-        counter: what is open. A key of which nothing is left is removed.
+        counter: what is open. A key whose count reaches 0 is removed.
         key: the owner.
         amount: how much of it.
     """

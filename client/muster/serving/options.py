@@ -1,18 +1,18 @@
-"""gRPC options of every server of Muster's: the coordinator's, a standby's and a relay's."""
+"""gRPC options of every Muster server: coordinator, standby and relay."""
 
 PING_INTERVAL_MS = 500
 """Least milliseconds between two pings of a client; gRPC ends the connection of one that pings faster."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """For TLS and the first HTTP/2 frames; longer than the SDK's clients wait before they try again."""
 IDLE_TIMEOUT_MS = 10_000
-"""A connection without calls is closed after that; a client opens another with its next call. Anyone can open
-connections, and one that answers pings would stay for ever."""
+"""A connection without calls is closed after that; a client opens another with its next call. Every host can
+open connections, and one that answers pings would stay for ever."""
 READ_TIMEOUT = 60.0
 """Seconds that the request of a call may take to come."""
 MAX_CONNECTIONS = 2**31 - 2
 """gRPC takes no bound above that."""
 IDENTITY = 1
-"""Bitset of the compression algorithms that a server takes: none. A compressed message is UNIMPLEMENTED."""
+"""Bitset of the compression algorithms that a server accepts: none. A compressed message is UNIMPLEMENTED."""
 
 
 def server_options(

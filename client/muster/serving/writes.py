@@ -17,10 +17,10 @@ from muster.serving.budget import SMALL
 from muster.serving.connections import address_of, end_connection
 
 MAX_BYTES = 32 << 20
-"""The messages that are written to all readers. They take twice that in memory."""
+"""Bytes of the messages that are being written to all readers. They take twice that in memory."""
 MAX_BYTES_PER_ADDRESS = 16 << 20
-"""The same, of the readers at one address. It leaves room for others."""
-PATIENCE = 10.0
+"""The same, for the readers at one address. It leaves room for others."""
+READER_TIMEOUT = 10.0
 """Seconds that a reader may take for a message while others need the room."""
 
 
@@ -51,7 +51,7 @@ class Writes:
     """Writes large messages while there is room, and ends the connection of a reader that takes none.
 
     Args:
-        slow: is told of such a reader, as people know it, and of the bytes that it has not taken.
+        slow: is called with the name of such a reader, and with the bytes that it has not taken.
         most: bytes. A larger message is written alone.
         most_of_one: bytes, of the readers at one address. A larger message is written alone there.
         end: ends the connection of a peer.
@@ -70,16 +70,16 @@ class Writes:
         self.end = end
         """Ends the connection of a peer if a write to it does not end. No status would reach that peer."""
         self._writing: dict[asyncio.Future[None], _Writing] = {}
-        """In the order in which they began. A write stays here until gRPC is through with it, even if the
-        call's handler has given it up."""
+        """In the order in which they began. A write stays here until gRPC has finished it, even if the call's
+        handler has given it up."""
         self._bytes: Counter[str] = Counter()
-        """Of these messages, by address."""
+        """Bytes of these messages, by address."""
         self._turn = asyncio.Lock()
-        """Held while a message waits for room: those behind it are woken one by one, in their order."""
+        """Held while a message waits for room: later messages continue one by one, in their order."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """The same, of each address."""
+        """The same, for each address."""
         self._fewer = asyncio.Event()
-        """Whether a write has ended since those that wait for room have looked."""
+        """Whether a write has ended since the waiting messages looked for room."""
 
     @property
     def held(self) -> int:
@@ -94,8 +94,8 @@ class Writes:
         Args:
             call: the call.
             size: bytes of the message.
-            make: returns the message once there is room for it, or None if it is not to be written any more.
-            reader: names who reads it, for people.
+            make: returns the message once there is room for it; None if it was withdrawn.
+            reader: returns the name of the reader, for people.
         """
         if size <= SMALL:
             if (data := make()) is not None:
@@ -110,7 +110,7 @@ class Writes:
                 if (data := make()) is None:
                     return
                 write = asyncio.ensure_future(call.write(data))
-                data = None  # From here on it is the write's alone.
+                data = None  # Only the write refers to it from here on.
                 now = asyncio.get_running_loop().time()
                 self._writing[write] = _Writing(size, now, peer, address, reader)
                 self._bytes[address] += size
@@ -124,7 +124,7 @@ class Writes:
             del self._bytes[writing.address]
         self._fewer.set()
         if not write.cancelled():
-            write.exception()  # The handler has it, unless it has given the write up.
+            write.exception()  # The handler raises it, unless it has given up.
 
     async def _until_fits(self, size: int, most: int, address: str | None = None) -> None:
         """Wait until there is room among the writes to an address, or to all; end the slowest meanwhile."""
@@ -133,7 +133,7 @@ class Writes:
             if held + size <= most:
                 return
             oldest = self._oldest(address)
-            left = None if oldest is None else oldest.since + PATIENCE - loop.time()
+            left = None if oldest is None else oldest.since + READER_TIMEOUT - loop.time()
             self._fewer.clear()
             if oldest is not None and left is not None and left <= 0:
                 oldest.ended = True

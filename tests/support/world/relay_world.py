@@ -388,7 +388,7 @@ class World:
         first = RelayNode(self, "node-0:1", None)
         self.relays = [first, RelayNode(self, "node-1:1", None), RelayNode(self, "node-2:1", first)]
         self.arrived: dict[tuple[str, int], set[str]] = {}
-        """Who has said that it arrived, by group and sequence."""
+        """The incarnations that have sent an arrival, by group and sequence."""
         self.told: dict[tuple[str, int], common_pb2.Decision] = {}
         self.released: dict[tuple[str, int, int], str] = {}
         """Which incarnation was told of a release, by group, sequence and rank."""

@@ -2,26 +2,26 @@
 
 import pytest
 
-from muster.client.addresses import LONGEST_PATH, checked, is_address, is_socket, relays_of, target_of
+from muster.client.addresses import MAX_PATH_BYTES, checked, is_address, is_socket, relays_of, target_of
 from muster.client.errors import EnvironmentValueError
 
-LONGEST = f"unix:///{'x' * (LONGEST_PATH - 1)}"
+LONGEST = f"unix:///{'x' * (MAX_PATH_BYTES - 1)}"
 
 
 @pytest.mark.parametrize("text", ["a:1", "10.0.0.1:65535", "[::1]:7550", "unix:7550"])
-def test_an_address_has_a_host_and_a_port(text: str):
+def test_host_and_port_are_an_address(text: str):
     assert is_address(text)
     assert not is_socket(text)
 
 
 @pytest.mark.parametrize("text", ["unix:///run/muster/relay.sock", "unix:///a b:1", LONGEST])
-def test_or_it_is_a_socket_of_this_machine(text: str):
+def test_socket_of_this_machine_is_an_address(text: str):
     assert is_address(text)
     assert is_socket(text)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:²", "http://a:1/", "[]:1"])
-def test_anything_else_is_none(text: str):
+def test_other_text_is_no_address(text: str):
     assert not is_address(text)
 
 
@@ -29,7 +29,7 @@ def test_anything_else_is_none(text: str):
     "text",
     ["unix://", "unix:///", "unix://a.sock", "unix:/a.sock", "unix:///a/", "unix:///\0", "unix:///\udcff"],
 )
-def test_what_is_no_absolute_path_of_a_socket_is_named(text: str):
+def test_socket_without_an_absolute_path_is_named(text: str):
     assert not is_address(text)
     with pytest.raises(EnvironmentValueError) as caught:
         checked(f"a:1,{text}")
@@ -39,7 +39,7 @@ def test_what_is_no_absolute_path_of_a_socket_is_named(text: str):
     )
 
 
-def test_a_path_that_no_socket_can_have_is_named_with_its_length():
+def test_path_too_long_for_a_socket_is_named_with_its_length():
     text = f"unix:///{'é' * 65}"
     with pytest.raises(EnvironmentValueError) as caught:
         checked(text)
@@ -49,11 +49,11 @@ def test_a_path_that_no_socket_can_have_is_named_with_its_length():
     )
 
 
-def test_an_endpoint_is_each_of_its_addresses_once():
+def test_endpoint_has_each_address_once():
     assert checked(" unix:///r , a:1,unix:///r") == "unix:///r,a:1"
     assert relays_of("unix:///r,a:1,unix:///s") == ["unix:///r", "unix:///s"]
 
 
-def test_grpc_takes_a_socket_for_a_uri():
+def test_path_of_a_socket_is_quoted_for_grpc():
     assert target_of("unix:///tmp/a b%#?é") == "unix:///tmp/a%20b%25%23%3F%C3%A9"
     assert target_of("[::1]:7550") == "[::1]:7550"

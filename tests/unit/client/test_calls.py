@@ -30,21 +30,21 @@ class Failed(grpc.RpcError):
         return "connection refused"
 
 
-def test_a_failed_call_is_explained_by_its_status():
+def test_failed_call_is_explained_by_its_status():
     assert explain(Failed()) == "UNAVAILABLE: connection refused"
 
 
-def test_a_call_that_ran_out_of_time_says_timeout(monkeypatch: pytest.MonkeyPatch):
+def test_call_that_ran_out_of_time_says_timeout(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Failed, "code", lambda _: grpc.StatusCode.DEADLINE_EXCEEDED)
     monkeypatch.setattr(Failed, "details", lambda _: "Deadline Exceeded")
     assert explain(Failed()) == "timeout (DEADLINE_EXCEEDED: Deadline Exceeded)"
 
 
-def test_a_failure_without_a_status_is_shown_as_it_is():
+def test_failure_without_a_status_is_shown_unchanged():
     assert explain(grpc.RpcError("odd")) == "RpcError('odd')"
 
 
-def test_of_a_socket_grpcs_words_are_passed_on_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+def test_error_of_a_socket_is_not_explained_by_tls_settings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_TLS_KEY", "without a certificate")
     monkeypatch.setattr(Failed, "details", lambda _: "failed to connect: unix:/run/relay.sock: Socket closed")
     assert explain(Failed()) == "UNAVAILABLE: failed to connect: unix:/run/relay.sock: Socket closed"
@@ -89,7 +89,7 @@ async def failed(socket: Path) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-async def test_a_refusal_is_read_on_the_asyncio_side_too(tmp_path: Path):
+async def test_refusal_is_read_from_an_asyncio_call(tmp_path: Path):
     status = rich_status("NOT_LEADER", "b leads.", leader="b:1", replicas="a:1,b:1")
     async with refused(status, tmp_path / "s") as error:
         assert explain(error) == "UNAVAILABLE: b leads."
@@ -100,27 +100,27 @@ async def test_a_refusal_is_read_on_the_asyncio_side_too(tmp_path: Path):
 
 
 @pytest.mark.parametrize("reason", ["RELAY_CUT_OFF", "COORDINATOR_DRAINING"])
-async def test_who_says_that_it_is_no_use_now_is_left_at_once(tmp_path: Path, reason: str):
+async def test_address_that_stops_or_is_cut_off_is_left_at_once(tmp_path: Path, reason: str):
     async with refused(rich_status(reason, "elsewhere."), tmp_path / "s") as error:
         search = Search(Replicas(f"{RELAY},a:1"))
         search.answered()
         assert (search_on(search, error), search.target.address) == (0.0, "a:1")
 
 
-async def test_a_relay_that_has_lost_the_coordinator_is_called_again(tmp_path: Path):
+async def test_relay_that_has_lost_the_coordinator_is_called_again(tmp_path: Path):
     async with refused(rich_status("UPSTREAM_LOST", "the relay has lost it."), tmp_path / "s") as error:
         search = Search(Replicas(f"{RELAY},a:1"))
         search.answered()
         assert (search_on(search, error) > 0, search.target.address) == (True, RELAY)
 
 
-async def test_a_failure_without_a_reason_has_none_on_the_asyncio_side_either(tmp_path: Path):
+async def test_asyncio_failure_without_a_reason_has_none(tmp_path: Path):
     error = await failed(tmp_path / "nobody")
     assert reason_of(error) == ""
     assert "No such file or directory" in explain(error)
 
 
-async def test_who_refuses_the_token_is_left_for_a_relay_if_there_is_one(tmp_path: Path):
+async def test_address_that_refuses_the_token_is_left_if_there_is_a_relay(tmp_path: Path):
     status = rich_status("TOKEN_MISSING", "no token.", grpc.StatusCode.UNAUTHENTICATED)
     async with refused(status, tmp_path / "s") as error:
         alone, relayed = Search(Replicas("a:1,b:1")), Search(Replicas(f"a:1,b:1,{RELAY}"))

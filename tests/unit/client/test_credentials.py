@@ -19,14 +19,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 
-def test_without_variables_there_is_nothing_to_show():
+def test_no_variables_mean_no_credentials():
     given = Credentials.of({})
     given.check()
     assert given == Credentials()
     assert given.authorization() == ""
 
 
-def test_a_tokens_file_is_read_at_each_call_and_wins(tmp_path: Path):
+def test_token_file_is_read_at_each_call_and_wins(tmp_path: Path):
     file = tmp_path / "token"
     file.write_text(f"{SECRET}-1\n")
     given = Credentials.of({"MUSTER_TOKEN": SECRET, "MUSTER_TOKEN_FILE": str(file)})
@@ -37,13 +37,13 @@ def test_a_tokens_file_is_read_at_each_call_and_wins(tmp_path: Path):
     assert SECRET not in repr(Credentials.of({"MUSTER_TOKEN": SECRET}))
 
 
-def test_a_token_that_grpc_would_not_carry_is_refused():
+def test_token_too_long_for_grpc_is_refused():
     with pytest.raises(EnvironmentValueError, match="it has 7,001 characters, and a token has 7,000"):
         Credentials(token="x" * 7_001).check()
     Credentials(token="x" * 7_000).check()
 
 
-def test_a_command_gives_the_token_where_there_is_no_file(tmp_path: Path):
+def test_command_gives_the_token_without_a_file(tmp_path: Path):
     environ = {"MUSTER_TOKEN": "other", "MUSTER_TOKEN_COMMAND": f"echo {SECRET}-{tmp_path.name}"}
     given = Credentials.of(environ)
     assert given.authorization() == f"Bearer {SECRET}-{tmp_path.name}"
@@ -59,7 +59,7 @@ def test_a_command_gives_the_token_where_there_is_no_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "\n", f"{SECRET} x", f"{SECRET}\nx", f"{SECRET}é", f"{SECRET}\x1b"])
-def test_what_cannot_be_a_token_is_refused_without_saying_it(tmp_path: Path, text: str):
+def test_refusal_of_a_bad_token_does_not_contain_it(tmp_path: Path, text: str):
     file = tmp_path / "token"
     file.write_text(text)
     with pytest.raises(EnvironmentValueError, match=f"MUSTER_TOKEN_FILE = {file}: a token is") as caught:
@@ -67,7 +67,7 @@ def test_what_cannot_be_a_token_is_refused_without_saying_it(tmp_path: Path, tex
     assert SECRET not in str(caught.value)
 
 
-def test_what_is_missing_or_unusable_is_named(authority: Authority, tmp_path: Path):
+def test_missing_or_unusable_file_is_named(authority: Authority, tmp_path: Path):
     pair, other, junk = authority.issue("a"), authority.issue("b"), tmp_path / "junk"
     junk.write_text("junk")
     nowhere = tmp_path / "nowhere"
@@ -122,13 +122,13 @@ MUTUAL = Credentials(ca=Path("ca"), cert=Path("cert"), key=Path("key"))
         (TLS, f"{FAILED}Connection refused", ""),
     ],
 )
-def test_what_grpc_says_of_tls_becomes_a_sentence(given: Credentials, details: str, said: str):
+def test_grpcs_tls_error_becomes_a_sentence(given: Credentials, details: str, said: str):
     fault = given.fault(details)
     assert said in str(fault or "")
     assert bool(said) == bool(fault)
 
 
-def test_another_token_is_waited_for_only_where_one_may_come(monkeypatch: pytest.MonkeyPatch):
+def test_refused_token_is_retried_only_if_it_may_be_replaced(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token_file=Path("x")))
     now = 100.0
     patience = TokenPatience("a:1", lambda: now)
@@ -148,7 +148,7 @@ def test_another_token_is_waited_for_only_where_one_may_come(monkeypatch: pytest
     assert not patience.lasts("TOKEN_EXPIRED")
 
 
-def test_where_a_relay_may_be_back_a_refused_token_is_waited_out(monkeypatch: pytest.MonkeyPatch):
+def test_refused_token_is_retried_if_a_relay_may_be_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(credentials.Credentials, "of", lambda: Credentials(token=SECRET))
     now = 100.0
     patience = TokenPatience("unix:///r,a:1", lambda: now)
@@ -158,20 +158,20 @@ def test_where_a_relay_may_be_back_a_refused_token_is_waited_out(monkeypatch: py
     assert not patience.lasts("TOKEN_UNKNOWN")
 
 
-def test_a_socket_is_shown_nothing_and_the_others_what_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+def test_socket_gets_no_credentials_and_other_addresses_get_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_TOKEN", SECRET)
     assert Credentials.toward("unix:///r") == Credentials()
     assert Credentials.toward("a:1").authorization() == f"Bearer {SECRET}"
 
 
-def test_what_is_shown_to_nobody_need_not_be_usable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_unusable_credentials_do_not_matter_for_a_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("MUSTER_TOKEN_FILE", str(tmp_path / "nowhere"))
     check_credentials("unix:///r")
     with pytest.raises(EnvironmentValueError, match="MUSTER_TOKEN_FILE"):
         check_credentials("unix:///r,a:1")
 
 
-def test_a_channel_of_grpcs_asyncio_side_is_opened_with_the_same(authority: Authority):
+def test_asyncio_channel_uses_the_same_credentials(authority: Authority):
     given = Credentials.of({"MUSTER_TLS_CA": str(authority.ca), "MUSTER_TLS_SERVER_NAME": "muster"})
     assert isinstance(given.channel_credentials(), grpc.ChannelCredentials)
     assert given.name_options("called") == [("grpc.ssl_target_name_override", "muster")]
@@ -193,7 +193,7 @@ def test_a_channel_of_grpcs_asyncio_side_is_opened_with_the_same(authority: Auth
         ("unix:///run/muster/relay.sock", False),
     ],
 )
-def test_token_without_tls_is_warned_of_once_for_each_address(
+def test_token_without_tls_causes_one_warning_for_each_address(
     address: str, warns: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(credentials, "_warned", set())

@@ -32,7 +32,7 @@ def helper(tmp_path: Path) -> Helper:
     return Helper(tmp_path)
 
 
-def test_a_token_is_kept_until_shortly_before_it_expires(helper: Helper):
+def test_token_is_kept_until_shortly_before_its_expiry(helper: Helper):
     now = NOW
     commands = TokenCommands(lambda: now)
     first, second = Issuer().token(now=NOW, seconds=600), Issuer().token(now=NOW, seconds=1_200)
@@ -45,7 +45,7 @@ def test_a_token_is_kept_until_shortly_before_it_expires(helper: Helper):
     assert (commands.token(helper.command), helper.ran) == (second, 2)
 
 
-def test_what_does_not_say_when_it_expires_is_kept_for_a_while(helper: Helper):
+def test_token_without_an_expiry_is_kept_for_a_while(helper: Helper):
     now = NOW
     commands = TokenCommands(lambda: now)
     for count in (1, 2):
@@ -55,7 +55,7 @@ def test_what_does_not_say_when_it_expires_is_kept_for_a_while(helper: Helper):
         now += KEPT
 
 
-def test_a_refused_token_is_not_shown_again(helper: Helper):
+def test_command_runs_again_after_its_token_was_refused(helper: Helper):
     commands = TokenCommands()
     helper.says.write_text("one")
     commands.token(helper.command)
@@ -65,7 +65,7 @@ def test_a_refused_token_is_not_shown_again(helper: Helper):
     assert commands.token(helper.command) == "two"
 
 
-def test_all_who_want_a_token_at_once_wait_for_one_run(helper: Helper):
+def test_concurrent_callers_share_one_run_of_the_command(helper: Helper):
     commands = TokenCommands()
     helper.says.write_text("one")
     threads = [threading.Thread(target=commands.token, args=(helper.command,)) for _ in range(8)]
@@ -86,7 +86,7 @@ def test_all_who_want_a_token_at_once_wait_for_one_run(helper: Helper):
         ("sleep 60", "sleep did not end within 0.05 s"),
     ],
 )
-def test_a_command_that_gives_none_is_named(monkeypatch: pytest.MonkeyPatch, command: str, why: str):
+def test_command_without_a_token_is_named(monkeypatch: pytest.MonkeyPatch, command: str, why: str):
     if command.startswith("sleep"):
         monkeypatch.setattr(token_command, "TIMEOUT", 0.05)
     with pytest.raises(CommandError, match=why) as caught:
@@ -97,5 +97,5 @@ def test_a_command_that_gives_none_is_named(monkeypatch: pytest.MonkeyPatch, com
 @pytest.mark.parametrize(
     "token", ["", "static", "a.b.c", "e30.e30.e30", "e30.W10.x", "a.eyJleHAiOiBudWxsfQ.c"]
 )
-def test_what_says_no_expiry_has_none(token: str):
+def test_text_without_an_expiry_has_none(token: str):
     assert expiry(token) is None

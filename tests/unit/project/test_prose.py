@@ -29,7 +29,6 @@ CODE = [name for name in CODE if name.endswith(".py") or (ROOT / name).is_dir()]
 
 NOT_YET_CLEAN: dict[str, int] = {
     "docs/operations.md": 1,
-    "service/muster/service/cli": 7,
     "worker_sdk/muster/worker/__init__.py": 1,
     "worker_sdk/muster/worker/closed.py": 1,
     "worker_sdk/muster/worker/environment.py": 2,
@@ -45,9 +44,8 @@ NOT_YET_CLEAN: dict[str, int] = {
     "worker_sdk/muster/worker/session": 7,
     "worker_sdk/muster/worker/store_stream.py": 2,
     "worker_sdk/muster/worker/transport": 4,
-    "client": 26,
-    "tests/support": 7,
-    "tests/unit": 25,
+    "tests/support": 6,
+    "tests/unit": 19,
 }
 """How many flagged sentences a page or folder still has. Lower the number when you rewrite some."""
 

@@ -1,4 +1,4 @@
-"""What may be said on a stream from below, by a worker and by another relay."""
+"""Which messages a relay accepts from a worker and from another relay, and how it answers."""
 
 import pytest
 
@@ -30,25 +30,25 @@ def test_garbage_is_refused_in_a_sentence(bench: RelayBench, data: bytes):
 
 
 @pytest.mark.parametrize("kind", ["arrive", "join_group", "goodbye", "enter", "part", "inspected", "steps"])
-def test_a_hello_comes_first(bench: RelayBench, kind: str):
+def test_first_message_must_be_a_hello(bench: RelayBench, kind: str):
     reason, sentence = refused(bench.stream(), **{kind: {}})
     assert reason == "HELLO_REQUIRED"
     assert "say Hello first" in sentence
 
 
-def test_a_hello_comes_once(bench: RelayBench):
+def test_second_hello_is_refused(bench: RelayBench):
     worker = bench.worker(0)
     assert refused(worker, hello=hello(0))[0] == "HELLO_REPEATED"
 
 
-def test_a_worker_of_another_protocol_is_told_which_one_is_spoken(bench: RelayBench):
+def test_refusal_of_another_protocol_names_the_supported_version(bench: RelayBench):
     reason, sentence = refused(bench.stream(), hello=hello(0, version=2))
     assert reason == "PROTOCOL_VERSION"
     assert "protocol_version = 2: this relay (test) speaks version 1" in sentence
 
 
 @pytest.mark.parametrize("processes", [[], [process(3), process(3, "twin")]], ids=["none", "a rank twice"])
-def test_a_hello_that_every_coordinator_refuses_is_refused_here(
+def test_hello_with_bad_ranks_is_refused_without_the_coordinator(
     bench: RelayBench, processes: list[pb.Process]
 ):
     said = pb.Hello(run_id="job", processes=processes, protocol_version=1)
@@ -56,16 +56,16 @@ def test_a_hello_that_every_coordinator_refuses_is_refused_here(
     assert not bench.upstreams, "nobody is asked for it"
 
 
-def test_a_relay_names_no_processes_in_its_hello(bench: RelayBench):
+def test_relays_hello_with_processes_is_refused(bench: RelayBench):
     assert refused(bench.stream(), hello=hello(0, relay="node-9:1"))[0] == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize("kind", ["enter", "part"])
-def test_only_a_relay_lets_others_enter_and_part(bench: RelayBench, kind: str):
+def test_worker_may_not_add_or_remove_processes(bench: RelayBench, kind: str):
     assert refused(bench.worker(0), **{kind: {}})[0] == "INVALID_ARGUMENT"
 
 
-def test_a_list_that_would_end_the_shared_stream_ends_its_sender(bench: RelayBench):
+def test_list_too_long_for_the_coordinator_ends_its_sender(bench: RelayBench):
     (worker,) = bench.workers(0)
     group = pb.JoinGroup(prefix="checkpoint", world_size=2, participants=range(65_537))
     reason, sentence = refused(worker, join_group=group)
@@ -73,7 +73,7 @@ def test_a_list_that_would_end_the_shared_stream_ends_its_sender(bench: RelayBen
     assert "65,537 entries" in sentence
 
 
-def test_a_message_that_the_coordinator_would_take_from_nobody_ends_its_sender(bench: RelayBench):
+def test_message_too_large_for_the_coordinator_ends_its_sender(bench: RelayBench):
     first, second = bench.workers(0, 1)
     arrivals = [pb.Arrival(rank=0, payload=b"x" * 2_000_000)]
     said = pb.Arrive(prefix="checkpoint", timeout_ms=1, arrivals=arrivals)
@@ -84,7 +84,7 @@ def test_a_message_that_the_coordinator_would_take_from_nobody_ends_its_sender(b
 
 
 @pytest.mark.parametrize("kind", ["arrive", "join_group"])
-def test_what_names_no_group_ends_its_sender_alone(bench: RelayBench, kind: str):
+def test_message_without_a_prefix_ends_its_sender_alone(bench: RelayBench, kind: str):
     first, second = bench.workers(0, 1)
     reason, sentence = refused(first, **{kind: {}})
     assert reason == "INVALID_ARGUMENT"
@@ -92,13 +92,13 @@ def test_what_names_no_group_ends_its_sender_alone(bench: RelayBench, kind: str)
     assert not second.over
 
 
-def test_a_message_that_names_a_rank_twice_ends_its_sender(bench: RelayBench):
+def test_message_that_names_a_rank_twice_ends_its_sender(bench: RelayBench):
     (worker,) = bench.workers(0)
     twice = pb.Arrive(prefix="checkpoint", arrivals=[pb.Arrival(rank=0), pb.Arrival(rank=0)])
     assert refused(worker, arrive=twice)[0] == "INVALID_ARGUMENT"
 
 
-def test_a_worker_cannot_speak_for_another_ones_rank(bench: RelayBench):
+def test_worker_cannot_speak_for_another_workers_rank(bench: RelayBench):
     mine, other = bench.workers(0, 1)
     mine.arrive(1)
     (told,) = mine.take()
@@ -111,13 +111,13 @@ def test_a_worker_cannot_speak_for_another_ones_rank(bench: RelayBench):
     assert other.take() == []
 
 
-def test_a_run_that_a_token_is_not_for_is_refused_before_anyone_hears_of_it(bench: RelayBench):
+def test_run_without_access_is_refused_before_a_stream_is_opened(bench: RelayBench):
     below = bench.stream(refused_runs=("job",))
     assert refused(below, hello=hello(0))[0] == "INVALID_ARGUMENT"
     assert not bench.upstreams
 
 
-def test_who_talks_on_and_on_before_it_is_welcomed_is_not_kept_in_memory(bench: RelayBench):
+def test_too_many_bytes_before_the_welcome_are_refused(bench: RelayBench):
     worker = bench.worker(0)
     for number in range(4):
         worker.arrive(0, sequence=number, payload=b"x" * 1_000_000)
@@ -127,7 +127,7 @@ def test_who_talks_on_and_on_before_it_is_welcomed_is_not_kept_in_memory(bench: 
 
 
 @pytest.mark.parametrize("name", ["host", "incarnation"])
-def test_a_name_that_would_burst_the_shared_message_is_refused_for_itself(bench: RelayBench, name: str):
+def test_name_too_long_for_a_shared_message_is_refused(bench: RelayBench, name: str):
     huge = pb.Process(rank=0, incarnation="life", host="node-0")
     setattr(huge, name, "x" * 1_025)
     said = pb.Hello(run_id="job", processes=[huge], protocol_version=1)
@@ -136,7 +136,7 @@ def test_a_name_that_would_burst_the_shared_message_is_refused_for_itself(bench:
     assert f"{name} = 1,025 letters" in sentence
 
 
-def test_a_goodbye_says_why_in_few_words(bench: RelayBench):
+def test_goodbye_with_too_long_a_reason_is_refused(bench: RelayBench):
     (worker,) = bench.workers(0)
     assert refused(worker, goodbye=pb.Goodbye(reason="x" * 65_537))[0] == "INVALID_ARGUMENT"
 
@@ -144,7 +144,7 @@ def test_a_goodbye_says_why_in_few_words(bench: RelayBench):
 # ---------------------------------------------------------------------- a worker
 
 
-def test_a_welcome_is_the_coordinators_and_names_where_to_go_without_the_relay(bench: RelayBench):
+def test_welcome_is_the_coordinators_with_its_addresses_added(bench: RelayBench):
     worker = bench.worker(3)
     bench.upstream.welcome()
     bench.upstream.admit(42)
@@ -154,7 +154,7 @@ def test_a_welcome_is_the_coordinators_and_names_where_to_go_without_the_relay(b
     assert list(told.welcome.replicas) == ["coordinator:7550"]
 
 
-def test_replicas_that_the_coordinator_names_are_handed_on_as_they_are(bench: RelayBench):
+def test_replicas_in_the_welcome_are_forwarded_unchanged(bench: RelayBench):
     worker = bench.worker(3)
     bench.upstream.answer(welcome=pb.Welcome(replicas=["a:1", "b:1"], max_payload_bytes=1))
     bench.upstream.admit(42)
@@ -162,7 +162,7 @@ def test_replicas_that_the_coordinator_names_are_handed_on_as_they_are(bench: Re
     assert list(told.welcome.replicas) == ["a:1", "b:1"]
 
 
-def test_a_stream_of_several_processes_is_welcomed_when_all_are_in(bench: RelayBench):
+def test_stream_of_several_processes_is_welcomed_when_all_are_admitted(bench: RelayBench):
     below = bench.stream()
     below.say(hello=hello(0, 1))
     bench.upstream.welcome()
@@ -171,7 +171,7 @@ def test_a_stream_of_several_processes_is_welcomed_when_all_are_in(bench: RelayB
     assert list(told.welcome.ordinals) == [7, 8]
 
 
-def test_a_stream_of_several_processes_of_which_one_is_refused_is_over_for_all(bench: RelayBench):
+def test_refusal_of_one_process_in_a_hello_ends_the_stream_for_all(bench: RelayBench):
     below = bench.stream()
     below.say(hello=hello(0, 1))
     bench.upstream.welcome()
@@ -183,7 +183,7 @@ def test_a_stream_of_several_processes_of_which_one_is_refused_is_over_for_all(b
     assert list(part.part.ranks) == [0]
 
 
-def test_an_eviction_of_one_rank_of_a_worker_with_several_leaves_it_the_others(bench: RelayBench):
+def test_eviction_leaves_the_other_ranks_of_a_stream_connected(bench: RelayBench):
     below = bench.stream()
     below.say(hello=hello(0, 1))
     bench.upstream.welcome()
@@ -213,7 +213,7 @@ def test_another_relay_is_welcomed_without_processes(bench: RelayBench):
     assert list(told.welcome.ordinals) == []
 
 
-def test_its_processes_enter_and_are_answered_in_its_own_order(bench: RelayBench):
+def test_processes_of_another_relay_are_answered_in_its_order(bench: RelayBench):
     below = lower(bench)
     below.take()
     below.say(enter=pb.Enter(processes=[process(5), process(4)]))
@@ -227,7 +227,7 @@ def test_its_processes_enter_and_are_answered_in_its_own_order(bench: RelayBench
     assert not below.over, "one was refused, and the others go on"
 
 
-def test_answers_of_two_lines_keep_the_order_of_the_questions(bench: RelayBench):
+def test_answers_of_two_upstreams_keep_the_order_of_requests(bench: RelayBench):
     bench.workers(0)
     below = bench.stream()
     below.say(hello=hello(relay="node-1:77"))
@@ -243,7 +243,7 @@ def test_answers_of_two_lines_keep_the_order_of_the_questions(bench: RelayBench)
     assert [one.entered.entries[0].ordinal for one in below.take()] == [10, 11]
 
 
-def test_its_processes_part_alone(bench: RelayBench):
+def test_process_of_another_relay_leaves_alone(bench: RelayBench):
     below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
     bench.timers.fire()
@@ -258,14 +258,14 @@ def test_its_processes_part_alone(bench: RelayBench):
     assert list(told.parted.ranks) == [5]
 
 
-def test_parting_of_who_is_not_there_is_answered_all_the_same(bench: RelayBench):
+def test_removal_of_an_unknown_rank_is_answered(bench: RelayBench):
     below = lower(bench)
     below.take()
     below.say(part=pb.Part(ranks=[9]))
     assert below.kinds() == ["parted"]
 
 
-def test_an_eviction_is_told_to_it_by_rank_and_its_stream_goes_on(bench: RelayBench):
+def test_eviction_names_the_rank_and_another_relays_stream_continues(bench: RelayBench):
     below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
     bench.timers.fire()
@@ -277,7 +277,7 @@ def test_an_eviction_is_told_to_it_by_rank_and_its_stream_goes_on(bench: RelayBe
     assert not below.over
 
 
-def test_a_decision_reaches_it_once_for_all_its_ranks(bench: RelayBench):
+def test_decision_reaches_another_relay_once_for_all_its_ranks(bench: RelayBench):
     below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
     bench.timers.fire()
@@ -288,7 +288,7 @@ def test_a_decision_reaches_it_once_for_all_its_ranks(bench: RelayBench):
     assert list(told.ranks) == [4, 5]
 
 
-def test_when_it_is_lost_all_its_processes_part(bench: RelayBench):
+def test_loss_of_another_relay_removes_all_its_processes(bench: RelayBench):
     below = lower(bench)
     below.say(enter=pb.Enter(processes=[process(4), process(5)]))
     bench.timers.fire()
@@ -299,7 +299,7 @@ def test_when_it_is_lost_all_its_processes_part(bench: RelayBench):
     assert list(said.part.ranks) == [4, 5]
 
 
-def test_a_part_is_answered_though_its_line_is_not_connected_yet(bench: RelayBench):
+def test_removal_is_answered_before_the_upstream_is_connected(bench: RelayBench):
     bench.workers(0, 1)
     below = lower_on(bench)
     below.say(enter=pb.Enter(processes=[process(0, "another"), process(1, "another")]))
@@ -314,13 +314,13 @@ def test_a_part_is_answered_though_its_line_is_not_connected_yet(bench: RelayBen
     assert below.kinds() == ["entered"], "what comes after is answered, too"
 
 
-def test_a_late_refusal_of_the_process_before_leaves_the_next_one_its_place(bench: RelayBench):
+def test_late_refusal_of_a_process_leaves_its_successor_its_slot(bench: RelayBench):
     below = lower(bench)
     below.take()
     below.say(enter=pb.Enter(processes=[process(0)]))
     bench.timers.fire()
     below.say(part=pb.Part(ranks=[0]))
-    # Somebody else keeps the line.
+    # Another worker keeps the upstream stream open.
     bench.worker(7)
     below.say(enter=pb.Enter(processes=[process(0, "the next")]))
     bench.timers.fire()
@@ -338,7 +338,7 @@ def test_a_late_refusal_of_the_process_before_leaves_the_next_one_its_place(benc
     assert [list(request.part.ranks) for request in said] == [[0]], "its death is not hidden"
 
 
-def test_a_decision_names_to_it_only_those_that_are_its_own(bench: RelayBench):
+def test_decision_for_another_relay_names_only_its_own_ranks(bench: RelayBench):
     bench.workers(8)
     below = lower_on(bench)
     below.say(enter=pb.Enter(processes=[process(0), process(8, "another")]))
@@ -369,7 +369,7 @@ def test_relays_share_the_bytes_of_a_message(bench: RelayBench, monkeypatch: pyt
 
 
 def lower_on(bench: RelayBench) -> DownstreamEnd:
-    """Another relay, where the line is welcomed already."""
+    """Another relay on an upstream stream that is welcomed already."""
     below = bench.stream()
     below.say(hello=hello(relay="node-1:77"))
     assert below.kinds() == ["welcome"]

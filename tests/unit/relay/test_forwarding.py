@@ -1,4 +1,4 @@
-"""What a relay makes of calls that fail: which it makes again, and what it tells its caller."""
+"""Which failed calls a relay repeats, and what its caller receives."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -140,7 +140,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("reason", sorted(ELSEWHERE))
-async def test_who_is_not_the_one_that_leads_is_not_taken_at_his_word(world: World, reason: str):
+async def test_call_is_repeated_at_the_leader_after_reason_to_try_elsewhere(world: World, reason: str):
     world.coordinator.turns = [says(then=rich_status(reason, "not here.")), says(b"yes")]
     assert await world.call() == ([b"yes"], "OK")
 
@@ -152,20 +152,18 @@ async def test_who_is_not_the_one_that_leads_is_not_taken_at_his_word(world: Wor
         *(says(b"one", then=rich_status(reason, "not here.")) for reason in sorted(ELSEWHERE)),
     ],
 )
-async def test_a_stream_that_breaks_is_its_callers_to_open_again_and_nothing_against_the_relay(
-    world: World, turn: Turn
-):
+async def test_broken_stream_ends_with_upstream_lost(world: World, turn: Turn):
     world.coordinator.turns = [turn]
     assert await world.call() == ([b"one"], "UPSTREAM_LOST")
 
 
-async def test_a_stream_that_the_coordinator_ends_by_its_word_ends_so(world: World):
+async def test_coordinators_status_ends_the_callers_stream(world: World):
     closed = rich_status("RUN_CLOSED", "it is over.", grpc.StatusCode.FAILED_PRECONDITION)
     world.coordinator.turns = [says(b"one", then=closed)]
     assert await world.call() == ([b"one"], "RUN_CLOSED")
 
 
-async def test_a_refusal_is_an_answer_too(world: World):
+async def test_refusal_counts_as_an_answer(world: World):
     refused = rich_status("LIMIT_EXCEEDED", "too many.", grpc.StatusCode.RESOURCE_EXHAUSTED)
     world.coordinator.turns = [says(then=refused)]
     assert not world.stats.connected
@@ -173,13 +171,13 @@ async def test_a_refusal_is_an_answer_too(world: World):
     assert world.stats.connected
 
 
-async def test_a_failure_that_may_have_been_carried_out_is_its_callers(world: World):
+async def test_call_that_may_have_been_carried_out_is_not_repeated(world: World):
     world.coordinator.turns = [breaks()]
     assert await world.call("/muster.v1.RunService/Forget") == ([], "UNAVAILABLE")
     assert not world.stats.connected
 
 
-async def test_a_connection_outlives_refusals_and_no_failure(world: World):
+async def test_connection_is_kept_after_a_refusal_and_replaced_after_a_loss(world: World):
     refused = rich_status("RUN_NOT_FOUND", "no such run.", grpc.StatusCode.NOT_FOUND)
     world.coordinator.turns = [says(then=refused), breaks(), says(b"yes")]
     assert await world.call() == ([], "RUN_NOT_FOUND")
@@ -189,7 +187,7 @@ async def test_a_connection_outlives_refusals_and_no_failure(world: World):
     assert second != third
 
 
-async def test_a_connection_that_others_use_is_left_to_them(world: World):
+async def test_lost_connection_stays_open_while_other_calls_use_it(world: World):
     world.coordinator.all_here = asyncio.Barrier(2)
     may_end = asyncio.Event()
 
@@ -223,7 +221,7 @@ async def last_word(dialogue: Any) -> str:
     return ""
 
 
-async def test_a_dialogue_goes_on_over_one_stream_until_its_caller_ends_it(world: World):
+async def test_dialogue_uses_one_stream_until_its_caller_ends_it(world: World):
     world.coordinator.turns = [echoes(9)]
     dialogue = world.dialogue()
     assert [await ask(dialogue, bytes([number])) for number in range(5)] == [
@@ -238,14 +236,14 @@ async def test_a_dialogue_goes_on_over_one_stream_until_its_caller_ends_it(world
     assert len(world.coordinator.connections) == 1
 
 
-async def test_one_that_nobody_has_answered_yet_finds_whoever_leads(world: World):
+async def test_unanswered_dialogue_is_moved_to_the_leader(world: World):
     world.coordinator.turns = [says(then=rich_status("NOT_LEADER", "not here.")), echoes(2)]
     dialogue = world.dialogue()
     assert await ask(dialogue, b"1") == b"1"
     assert await ask(dialogue, b"2") == b"2"
 
 
-async def test_one_that_the_coordinator_has_ended_ends_so_and_another_can_be_opened(world: World):
+async def test_another_dialogue_can_follow_one_that_the_coordinator_ended(world: World):
     world.coordinator.turns = [echoes(1), echoes(1)]
     for word in (b"1", b"2"):
         dialogue = world.dialogue()
@@ -267,7 +265,9 @@ async def test_one_that_the_coordinator_has_ended_ends_so_and_another_can_be_ope
         (rich_status("TOKEN_EXPIRED", "no more."), "UPSTREAM_LOST"),
     ],
 )
-async def test_one_that_ends_with_a_status_says_whose_it_is(world: World, ended: grpc.Status, reason: str):
+async def test_end_of_a_dialogue_tells_refusal_from_lost_upstream(
+    world: World, ended: grpc.Status, reason: str
+):
     world.coordinator.turns = [echoes(1, ended)]
     dialogue = world.dialogue()
     assert await ask(dialogue, b"1") == b"1"
@@ -276,7 +276,7 @@ async def test_one_that_ends_with_a_status_says_whose_it_is(world: World, ended:
     assert reason_of(caught.value) == reason
 
 
-async def test_one_that_the_coordinator_ends_is_over_for_its_caller_too(world: World):
+async def test_dialogue_ends_for_its_caller_when_the_coordinator_ends_it(world: World):
     """Else its caller would hold it, and by it the connection, though nothing can come of it."""
     world.coordinator.turns = [echoes(1)]
     dialogue = world.dialogue()
@@ -284,7 +284,7 @@ async def test_one_that_the_coordinator_ends_is_over_for_its_caller_too(world: W
     assert await dialogue.read() is grpc.aio.EOF
 
 
-async def test_a_relay_that_stops_ends_those_in_which_nothing_is_asked_at_once(world: World):
+async def test_stopping_relay_ends_an_idle_dialogue_at_once(world: World):
     world.coordinator.turns = [echoes(9)]
     dialogue = world.dialogue()
     assert await ask(dialogue, b"1") == b"1"
@@ -293,7 +293,7 @@ async def test_a_relay_that_stops_ends_those_in_which_nothing_is_asked_at_once(w
     await stopping
 
 
-async def test_a_relay_that_stops_ends_one_when_it_has_handed_the_answer_down(world: World):
+async def test_stopping_relay_ends_a_dialogue_after_its_open_answer(world: World):
     handed, goes_on = asyncio.Event(), asyncio.Event()
 
     async def turn(context: Any) -> None:

@@ -27,12 +27,12 @@ SHARED = [
 @pytest.mark.parametrize(
     "refusal", [*OWN, *SHARED], ids=lambda refusal: f"{refusals.info_of(refusal).reason}-{refusal.code}"
 )
-def test_every_reason_is_explained_in_the_docs_with_its_code(refusal: pb.Refusal):
+def test_reason_is_explained_in_the_docs_with_its_code(refusal: pb.Refusal):
     reason, code = refusals.info_of(refusal).reason, Code.Name(refusal.code)
     assert DOCS.read_text().count(f"\n| `{reason}` | {code} | ") == 1
 
 
 @pytest.mark.parametrize("refusal", [*OWN, *SHARED], ids=lambda refusal: refusal.message[:30])
-def test_every_refusal_is_a_sentence(refusal: pb.Refusal):
+def test_refusal_is_a_sentence(refusal: pb.Refusal):
     assert refusal.message.endswith(".")
     assert refusals.info_of(refusal).domain == ERROR_DOMAIN

@@ -16,9 +16,7 @@ from muster.relay.upstream import MAX_SEARCH_TIME, Upstream, search_time
         pytest.param(3_000, 1.0, id="a short one"),
     ],
 )
-def test_nobody_is_kept_waiting_for_longer_than_a_third_of_the_session_ttl(
-    session_ttl_ms: int, seconds: float
-):
+def test_search_takes_at_most_a_third_of_the_session_ttl(session_ttl_ms: int, seconds: float):
     assert search_time(session_ttl_ms) == seconds
 
 
@@ -29,13 +27,13 @@ def test_nobody_is_kept_waiting_for_longer_than_a_third_of_the_session_ttl(
         pytest.param(6_000, 5_000, 4.0, id="a short session TTL"),
     ],
 )
-def test_among_several_they_are_kept_until_another_may_lead(
+def test_search_among_several_lasts_until_another_may_lead(
     session_ttl_ms: int, lease_ttl_ms: int, seconds: float
 ):
     assert search_time(session_ttl_ms, lease_ttl_ms) == seconds
 
 
-async def test_a_coordinator_that_is_back_is_seen_while_they_are_kept(monkeypatch: pytest.MonkeyPatch):
+async def test_reconnect_pause_is_shorter_than_the_search(monkeypatch: pytest.MonkeyPatch):
     """However long it was away: gRPC's own pause between two attempts to connect grows to two minutes."""
     given: dict[str, Any] = {}
     theirs = grpc.aio.insecure_channel
@@ -56,7 +54,7 @@ async def test_a_coordinator_that_is_back_is_seen_while_they_are_kept(monkeypatc
     )
 
 
-async def test_a_connection_that_was_replaced_is_closed_when_its_last_user_leaves():
+async def test_replaced_connection_is_closed_after_its_last_user():
     """Nobody may come to the new one, or leave it, for hours."""
     upstream = Upstream("127.0.0.1:1", name="relay", version="0", stats=RelayStats())
     replacing = upstream.channel(Target("127.0.0.1:1", "", keepalive_ms=100))

@@ -1,4 +1,4 @@
-"""What is folded, what is not, and to whom the coordinator's words go."""
+"""Which messages an upstream stream folds, and which ranks get an answer."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def reason(below: DownstreamEnd) -> str:
 # ---------------------------------------------------------------------- arrivals
 
 
-def test_the_arrivals_of_a_node_are_one_message_when_the_last_has_come(bench: RelayBench):
+def test_arrivals_of_a_node_are_one_message_after_the_last_arrival(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     for rank, worker in enumerate(workers):
         assert bench.upstream.take() == []
@@ -38,7 +38,7 @@ def test_the_arrivals_of_a_node_are_one_message_when_the_last_has_come(bench: Re
     assert (bench.stats.arrivals, bench.stats.messages) == (3, 1)
 
 
-def test_those_who_are_there_do_not_wait_for_a_straggler_longer_than_the_patience(bench: RelayBench):
+def test_arrivals_wait_for_a_straggler_only_for_the_fold_window(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     workers[2].arrive(2)
     workers[0].arrive(0)
@@ -49,11 +49,11 @@ def test_those_who_are_there_do_not_wait_for_a_straggler_longer_than_the_patienc
     assert ranks_of(said) == [2, 0]
     workers[1].arrive(1)
     (said,) = bench.upstream.take()
-    assert ranks_of(said) == [1], "it is the last, and nobody is left to wait for"
+    assert ranks_of(said) == [1], "the last rank waits for no other"
     assert not bench.timers.waiting
 
 
-def test_a_vote_goes_at_once_with_what_came_before_it(bench: RelayBench):
+def test_vote_to_fail_is_sent_at_once_with_earlier_arrivals(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     workers[1].arrive(1)
     workers[0].arrive(0, failure="disk full")
@@ -62,7 +62,7 @@ def test_a_vote_goes_at_once_with_what_came_before_it(bench: RelayBench):
     assert said.arrive.arrivals[1].failure == "disk full"
 
 
-def test_report_of_each_rank_goes_on_with_its_arrival(bench: RelayBench):
+def test_report_of_each_rank_is_sent_with_its_arrival(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     told = pb_common.WriteReport(step=7, bytes=10, write_ms=1_500, commits=True)
     workers[0].arrive(0, write=told)
@@ -73,7 +73,7 @@ def test_report_of_each_rank_goes_on_with_its_arrival(bench: RelayBench):
     assert reports == [told, None, pb_common.WriteReport(step=8)]
 
 
-def test_reports_of_a_node_that_are_too_much_for_one_message_are_several(bench: RelayBench):
+def test_reports_too_large_for_one_message_are_split(bench: RelayBench):
     told = pb_common.WriteReport(step=2**63 - 1, bytes=2**47, write_ms=1_000)
     in_one = WELCOME.max_payload_bytes // told.ByteSize()
     ranks = list(range(in_one + 1))
@@ -82,14 +82,14 @@ def test_reports_of_a_node_that_are_too_much_for_one_message_are_several(bench: 
     assert [ranks_of(said) for said in bench.upstream.take()] == [ranks[:-1], ranks[-1:]]
 
 
-def test_what_is_said_again_goes_at_once_and_with_its_own_times(bench: RelayBench):
+def test_repeated_arrival_is_sent_at_once_with_its_own_times(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     workers[0].arrive(0, waited_ms=5_000)
     (said,) = bench.upstream.take()
     assert (ranks_of(said), said.arrive.waited_ms) == ([0], 5_000)
 
 
-def test_arrivals_with_other_timeouts_or_at_other_barriers_are_messages_of_their_own(bench: RelayBench):
+def test_arrivals_with_other_timeouts_or_barriers_are_not_folded(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     workers[0].arrive(0, timeout_ms=1_000)
     workers[1].arrive(1, timeout_ms=2_000)
@@ -103,7 +103,7 @@ def test_arrivals_with_other_timeouts_or_at_other_barriers_are_messages_of_their
     ]
 
 
-def test_who_arrives_again_is_named_once_in_a_message_and_both_times(bench: RelayBench):
+def test_rank_that_arrives_twice_is_sent_in_two_messages(bench: RelayBench):
     workers = bench.workers(0, 1)
     workers[0].arrive(0)
     workers[0].arrive(0, failure="after all")
@@ -112,8 +112,8 @@ def test_who_arrives_again_is_named_once_in_a_message_and_both_times(bench: Rela
     assert said[1].arrive.arrivals[0].failure == "after all"
 
 
-def test_who_leaps_between_barriers_spoils_nobodys_message(bench: RelayBench):
-    """A message that names a rank twice is refused for all whom it names."""
+def test_folded_message_names_each_rank_once(bench: RelayBench):
+    """The coordinator refuses a message that names a rank twice, for all its ranks."""
     workers = bench.workers(0, 1)
     for sequence in (5, 6, 5):
         workers[0].arrive(0, sequence=sequence)
@@ -123,8 +123,8 @@ def test_who_leaps_between_barriers_spoils_nobodys_message(bench: RelayBench):
         assert len(set(ranks_of(said))) == len(ranks_of(said))
 
 
-def test_the_next_process_of_a_rank_inherits_no_words(bench: RelayBench):
-    """Invariant 12 (the coordinator assigns the sequence): it was not there, and must not be released."""
+def test_next_process_of_a_rank_inherits_no_unsent_messages(bench: RelayBench):
+    """Invariant 12 (the coordinator assigns the sequence): it has not arrived, so no release reaches it."""
     first = bench.worker(0)
     first.say(join_group=pb.JoinGroup(prefix="checkpoint", world_size=2))
     first.arrive(0)
@@ -135,7 +135,7 @@ def test_the_next_process_of_a_rank_inherits_no_words(bench: RelayBench):
     assert bench.upstream.kinds() == ["enter"]
 
 
-def test_the_words_of_who_is_sent_away_go_nowhere(bench: RelayBench):
+def test_unsent_messages_of_an_evicted_process_are_dropped(bench: RelayBench):
     workers = bench.workers(0, 1)
     workers[0].arrive(0)
     bench.upstream.answer(refusal=pb.Refusal(code=7, message="evicted", rank=0))
@@ -144,7 +144,7 @@ def test_the_words_of_who_is_sent_away_go_nowhere(bench: RelayBench):
     assert bench.upstream.kinds() == ["enter"]
 
 
-def test_many_newcomers_are_named_in_messages_of_a_size(bench: RelayBench):
+def test_many_newcomers_are_split_into_messages_of_limited_size(bench: RelayBench):
     for rank in range(600):
         below = bench.stream()
         one = pb.Process(rank=rank, incarnation="i" * 1_000, host="h" * 1_000)
@@ -157,14 +157,14 @@ def test_many_newcomers_are_named_in_messages_of_a_size(bench: RelayBench):
     assert bench.stats.processes == len(said[0].enter.processes)
 
 
-def test_payloads_of_a_node_that_are_too_much_for_one_message_are_several(bench: RelayBench):
+def test_payloads_too_large_for_one_message_are_split(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     for rank, worker in enumerate(workers):
         worker.arrive(rank, payload=b"x" * 60)
     assert [ranks_of(one) for one in bench.upstream.take()] == [[0], [1], [2]]
 
 
-def test_a_group_that_only_some_have_joined_waits_for_no_others(bench: RelayBench):
+def test_arrival_waits_only_for_ranks_that_joined_its_group(bench: RelayBench):
     workers = bench.workers(0, 1)
     workers[0].say(join_group=pb.JoinGroup(prefix="eval", world_size=1))
     bench.timers.fire()
@@ -179,7 +179,7 @@ def test_a_group_that_only_some_have_joined_waits_for_no_others(bench: RelayBenc
 # ---------------------------------------------------------------------- questions
 
 
-def test_a_question_goes_to_those_whom_it_names_and_an_answer_goes_on_at_once(bench: RelayBench):
+def test_question_reaches_named_ranks_and_answer_is_sent_at_once(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     workers[2].arrive(2)
     bench.upstream.answer(inspect=Inspect(question=7), ranks=[0, 1])
@@ -190,7 +190,7 @@ def test_a_question_goes_to_those_whom_it_names_and_an_answer_goes_on_at_once(be
     assert bench.timers.waiting, "the arrival still waits for the others"
 
 
-def test_the_steps_of_a_node_are_told_together_a_moment_later(bench: RelayBench):
+def test_steps_of_a_node_are_sent_together_after_the_window(bench: RelayBench):
     workers = bench.workers(0, 1)
     for number in (7, 8):
         for rank, worker in enumerate(workers):
@@ -204,7 +204,7 @@ def test_the_steps_of_a_node_are_told_together_a_moment_later(bench: RelayBench)
     assert [(one.rank, one.step) for one in said.steps.steps] == [(0, 8), (1, 8)]
 
 
-def test_a_step_is_not_told_of_the_next_process_of_its_rank(bench: RelayBench):
+def test_step_of_a_lost_process_is_not_sent(bench: RelayBench):
     zero, _ = bench.workers(0, 1)
     zero.say(steps=pb.Steps(steps=[pb.RankStep(rank=0, step=7)]))
     zero.stream.connection_lost()
@@ -213,7 +213,7 @@ def test_a_step_is_not_told_of_the_next_process_of_its_rank(bench: RelayBench):
     assert bench.upstream.take() == []
 
 
-def test_nobody_answers_for_another_rank(bench: RelayBench):
+def test_answer_for_another_rank_is_dropped(bench: RelayBench):
     zero, _ = bench.workers(0, 1)
     zero.say(inspected=Inspected(question=7, rank=1))
     zero.say(inspected=Inspected(question=7, rank=99))
@@ -223,7 +223,7 @@ def test_nobody_answers_for_another_rank(bench: RelayBench):
 # ---------------------------------------------------------------------- entering and joining
 
 
-def test_who_comes_while_the_coordinator_is_searched_enters_with_the_others(bench: RelayBench):
+def test_processes_that_connect_before_the_welcome_enter_together(bench: RelayBench):
     bench.worker(0)
     bench.worker(1)
     assert bench.upstream.take() == []
@@ -232,7 +232,7 @@ def test_who_comes_while_the_coordinator_is_searched_enters_with_the_others(benc
     assert [one.rank for one in said.enter.processes] == [0, 1]
 
 
-def test_the_joins_of_a_node_are_one_message_and_each_hears_its_own_position(bench: RelayBench):
+def test_joins_of_a_node_are_one_message_with_own_positions_back(bench: RelayBench):
     workers = [bench.worker(rank) for rank in range(2)]
     bench.upstream.welcome()
     bench.upstream.admit(7, 8)
@@ -250,7 +250,7 @@ def test_the_joins_of_a_node_are_one_message_and_each_hears_its_own_position(ben
         assert [one.sequence for one in told.group_joined.positions] == [sequence]
 
 
-def test_a_join_is_said_before_the_arrival_that_follows_it_unanswered(bench: RelayBench):
+def test_join_is_sent_before_an_arrival_that_follows_it(bench: RelayBench):
     """As a session does that has connected again."""
     worker = bench.worker(0)
     bench.upstream.welcome()
@@ -261,7 +261,7 @@ def test_a_join_is_said_before_the_arrival_that_follows_it_unanswered(bench: Rel
     assert bench.upstream.kinds() == ["join_group", "arrive"]
 
 
-def test_a_process_that_is_refused_ends_no_place_but_its_own(bench: RelayBench):
+def test_refused_process_ends_only_its_own_slot(bench: RelayBench):
     first, second = bench.worker(0), bench.worker(1)
     bench.upstream.welcome()
     refusal = pb.Refusal(code=7, message="evicted", rank=0)
@@ -275,7 +275,7 @@ def test_a_process_that_is_refused_ends_no_place_but_its_own(bench: RelayBench):
     assert bench.stats.processes == 1
 
 
-def test_a_worker_that_comes_back_takes_its_own_place_and_ends_its_old_stream(bench: RelayBench):
+def test_reconnected_worker_keeps_its_slot_and_ends_its_old_stream(bench: RelayBench):
     (old,) = bench.workers(0)
     new = bench.worker(0)
     assert reason(old) == "SESSION_REPLACED"
@@ -287,7 +287,7 @@ def test_a_worker_that_comes_back_takes_its_own_place_and_ends_its_old_stream(be
     assert len(bench.upstreams) == 1
 
 
-def test_a_second_process_of_a_rank_has_a_line_of_its_own(bench: RelayBench):
+def test_second_process_of_a_rank_gets_another_upstream_stream(bench: RelayBench):
     bench.workers(0, 1)
     bench.worker(0, "its checkpoint's process")
     assert len(bench.upstreams) == 2
@@ -295,7 +295,7 @@ def test_a_second_process_of_a_rank_has_a_line_of_its_own(bench: RelayBench):
     assert len(bench.upstreams) == 2
 
 
-def test_runs_have_lines_of_their_own(bench: RelayBench):
+def test_each_run_has_its_own_upstream_stream(bench: RelayBench):
     bench.worker(0)
     bench.worker(0, run_id="another")
     assert [upstream.stream.run_id for upstream in bench.upstreams] == ["job", "another"]
@@ -304,19 +304,19 @@ def test_runs_have_lines_of_their_own(bench: RelayBench):
 # ---------------------------------------------------------------------- what the coordinator says
 
 
-def test_a_decision_goes_to_those_whom_it_names_in_its_own_bytes(bench: RelayBench):
+def test_decision_reaches_the_ranks_that_it_names(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     bench.upstream.answer(**decision(), ranks=[0, 2])
     assert [worker.kinds() for worker in workers] == [["decision"], [], ["decision"]]
 
 
-def test_a_closing_that_names_nobody_goes_to_all(bench: RelayBench):
+def test_closing_without_ranks_reaches_all(bench: RelayBench):
     workers = bench.workers(0, 1)
     bench.upstream.answer(closed={"by": "an operator"})
     assert [worker.kinds() for worker in workers] == [["closed"], ["closed"]]
 
 
-def test_what_was_meant_for_the_process_before_does_not_reach_the_next_of_its_rank(bench: RelayBench):
+def test_message_for_a_lost_process_does_not_reach_its_successor(bench: RelayBench):
     """Invariant 12 (the coordinator assigns the sequence): a release is for those who arrived themselves."""
     workers = bench.workers(0, 1)
     workers[0].stream.connection_lost()
@@ -332,7 +332,7 @@ def test_what_was_meant_for_the_process_before_does_not_reach_the_next_of_its_ra
     assert newcomer.kinds() == ["welcome"]
 
 
-def test_an_eviction_ends_one_place(bench: RelayBench):
+def test_eviction_ends_one_slot(bench: RelayBench):
     workers = bench.workers(0, 1)
     bench.upstream.answer(refusal=pb.Refusal(code=7, message="rank 0 was evicted", rank=0))
     assert workers[0].over
@@ -341,7 +341,7 @@ def test_an_eviction_ends_one_place(bench: RelayBench):
     assert [ranks_of(one) for one in bench.upstream.take()] == [[1]]
 
 
-def test_a_refused_arrival_is_told_to_its_rank_alone(bench: RelayBench):
+def test_refused_arrival_reaches_its_rank_alone(bench: RelayBench):
     workers = bench.workers(0, 1)
     bench.upstream.answer(
         refusal=pb.Refusal(code=3, message="ahead", rank=1, prefix="checkpoint", sequence=9)
@@ -350,7 +350,7 @@ def test_a_refused_arrival_is_told_to_its_rank_alone(bench: RelayBench):
     assert not workers[1].over
 
 
-def test_what_is_refused_to_all_ends_all_with_its_words(bench: RelayBench):
+def test_refusal_without_a_rank_ends_all_streams_with_its_message(bench: RelayBench):
     workers = bench.workers(0, 1)
     bench.upstream.answer(refusal=pb.Refusal(code=10, message="the run was forgotten"))
     for worker in workers:
@@ -363,7 +363,7 @@ def test_what_is_refused_to_all_ends_all_with_its_words(bench: RelayBench):
 # ---------------------------------------------------------------------- parting
 
 
-def test_who_is_lost_parts_alone_and_what_it_said_before_counts(bench: RelayBench):
+def test_lost_process_leaves_alone_and_its_arrival_counts(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
     workers[0].arrive(0)
     workers[0].stream.connection_lost()
@@ -374,7 +374,7 @@ def test_who_is_lost_parts_alone_and_what_it_said_before_counts(bench: RelayBenc
     assert not workers[1].over
 
 
-def test_nobody_waits_for_who_has_parted(bench: RelayBench):
+def test_arrivals_do_not_wait_for_a_lost_process(bench: RelayBench):
     workers = bench.workers(0, 1)
     workers[1].stream.connection_lost()
     bench.upstream.take()
@@ -382,7 +382,7 @@ def test_nobody_waits_for_who_has_parted(bench: RelayBench):
     assert [ranks_of(one) for one in bench.upstream.take()] == [[0]]
 
 
-def test_a_goodbye_ends_its_stream_when_the_coordinator_has_heard_it(bench: RelayBench):
+def test_goodbye_ends_its_stream_after_the_coordinators_answer(bench: RelayBench):
     workers = bench.workers(0, 1)
     workers[0].say(goodbye=pb.Goodbye(reason="done"))
     (said,) = bench.upstream.take()
@@ -392,7 +392,7 @@ def test_a_goodbye_ends_its_stream_when_the_coordinator_has_heard_it(bench: Rela
     assert (workers[0].over, workers[0].ending) == (True, None)
 
 
-def test_a_goodbye_that_the_coordinator_may_not_have_heard_is_to_be_said_again(bench: RelayBench):
+def test_unanswered_goodbye_ends_with_a_refusal_when_upstream_is_lost(bench: RelayBench):
     (worker,) = bench.workers(0)
     worker.say(goodbye=pb.Goodbye(reason="done"))
     bench.upstream.stream.end(pb.Refusal(code=14, message="lost"))
@@ -400,7 +400,7 @@ def test_a_goodbye_that_the_coordinator_may_not_have_heard_is_to_be_said_again(b
     assert worker.ending is not None
 
 
-def test_the_last_goodbye_ends_the_line_after_it_was_heard(bench: RelayBench):
+def test_last_goodbye_closes_the_upstream_stream(bench: RelayBench):
     (worker,) = bench.workers(0)
     worker.say(goodbye=pb.Goodbye())
     assert bench.upstream.kinds() == ["part", "goodbye"]
@@ -410,14 +410,14 @@ def test_the_last_goodbye_ends_the_line_after_it_was_heard(bench: RelayBench):
     assert len(bench.upstreams) == 2, "nobody enters where the goodbye was said"
 
 
-def test_who_gives_up_before_the_coordinator_is_found_leaves_nothing(bench: RelayBench):
+def test_worker_lost_before_the_welcome_ends_the_upstream_stream(bench: RelayBench):
     worker = bench.worker(0)
     worker.stream.connection_lost()
     assert bench.upstream.stream.ended
     assert bench.upstream.take() == []
 
 
-def test_who_is_lost_before_it_was_let_in_has_entered_and_parted(bench: RelayBench):
+def test_process_lost_before_admission_enters_and_leaves(bench: RelayBench):
     bench.workers(1)
     worker = bench.worker(0)
     bench.timers.fire()
@@ -428,7 +428,7 @@ def test_who_is_lost_before_it_was_let_in_has_entered_and_parted(bench: RelayBen
     assert bench.stats.processes == 1
 
 
-def test_a_line_that_breaks_ends_all_its_streams_and_nothing_is_kept(bench: RelayBench):
+def test_lost_upstream_ends_all_streams_and_keeps_nothing(bench: RelayBench):
     workers = bench.workers(0, 1)
     workers[0].arrive(0)
     upstream = bench.upstream
@@ -449,15 +449,13 @@ def test_a_line_that_breaks_ends_all_its_streams_and_nothing_is_kept(bench: Rela
         {"drain": pb.Drain(retry_after_ms=1)},
     ],
 )
-def test_answers_that_nobody_asked_for_end_the_line_and_not_the_relay(
-    bench: RelayBench, nonsense: dict[str, object]
-):
+def test_unexpected_answer_ends_the_upstream_stream(bench: RelayBench, nonsense: dict[str, object]):
     workers = bench.workers(0, 1)
     bench.upstream.answer(**nonsense)
     assert [reason(worker) for worker in workers] == ["UPSTREAM_LOST"] * 2
 
 
-def test_bytes_that_are_no_message_end_the_line(bench: RelayBench):
+def test_unreadable_answer_ends_the_upstream_stream(bench: RelayBench):
     (worker,) = bench.workers(0)
     bench.upstream.stream.receive(b"\xff\xff")
     assert reason(worker) == "UPSTREAM_LOST"

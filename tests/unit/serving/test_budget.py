@@ -27,7 +27,7 @@ def test_first_message_of_an_owner_may_have_any_size():
         assert budget.has_room(1_000, "b")
 
 
-def test_key_of_which_nothing_is_left_is_removed():
+def test_owner_without_bytes_is_removed():
     counter: Counter[str] = Counter()
     with counted(counter, "a"), counted(counter, "a", 3), counted(counter, "b"):
         assert counter == {"a": 4, "b": 1}

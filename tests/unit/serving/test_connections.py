@@ -17,7 +17,7 @@ from muster.serving.connections import address_of, end_connection
         ("unix:/run/muster.sock", "unix:/run/muster.sock"),
     ],
 )
-def test_a_peer_is_an_address_without_its_port(peer: str, address: str):
+def test_address_of_a_peer_has_no_port(peer: str, address: str):
     assert address_of(peer) == address
 
 
@@ -28,7 +28,7 @@ def test_a_peer_is_an_address_without_its_port(peer: str, address: str):
         (socket.AF_INET6, "::1", "ipv6:%5B::1%5D:{}"),
     ],
 )
-async def test_connection_is_ended_for_both_sides_and_no_other_is(family: int, host: str, name: str):
+async def test_only_the_named_connection_is_ended(family: int, host: str, name: str):
     with socket.create_server((host, 0), family=family) as server:
         ended, other = (socket.create_connection(server.getsockname()[:2]) for _ in range(2))
         accepted = [server.accept()[0] for _ in range(2)]
@@ -53,7 +53,7 @@ async def test_connection_over_ipv4_to_a_socket_for_both_versions_is_found():
             assert client.recv(1) == b""
 
 
-async def test_peer_without_a_connection_is_passed_over():
+async def test_peer_without_a_connection_is_ignored():
     reader, writer = socket.socketpair()
     with reader, writer:
         for peer in ("unix:", "unix:/run/muster.sock", "ipv4:127.0.0.1:1"):

@@ -4,7 +4,7 @@ from muster.serving.outbox import Outbox, Take
 from tests.support.expect import some
 
 
-async def test_there_is_room_again_when_something_was_said():
+async def test_room_is_free_after_a_message_is_taken():
     outbox, said = Outbox(), list[bytes]()
     for data in (b"1", b"2"):
         outbox.put(data)
@@ -26,7 +26,7 @@ async def test_there_is_room_again_when_something_was_said():
     assert said == [b"1", b"2"]
 
 
-async def test_who_waits_for_room_goes_on_when_nothing_more_is_said():
+async def test_wait_for_room_ends_when_outbox_is_closed_or_cleared():
     for end in (Outbox.close, Outbox.clear):
         outbox = Outbox()
         outbox.put(b"1")

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from muster.serving.budget import SMALL
-from muster.serving.writes import PATIENCE, Writes
+from muster.serving.writes import READER_TIMEOUT, Writes
 from tests.support.world.virtual_time import START, in_virtual_time
 
 UNIT = SMALL + 1
@@ -60,7 +60,7 @@ class World:
 
 
 @in_virtual_time
-async def test_slow_reader_loses_its_connection_once_others_need_the_room():
+async def test_slow_reader_loses_its_connection_when_others_need_room():
     world = World(most=1)
     stuck = world.write(Call(), reader="run job1, rank 3 on host-a")
     await asyncio.sleep(3_600)
@@ -74,7 +74,7 @@ async def test_slow_reader_loses_its_connection_once_others_need_the_room():
 
 
 @in_virtual_time
-async def test_write_that_its_handler_has_given_up_counts_until_grpc_is_through_with_it():
+async def test_abandoned_write_counts_until_grpc_has_finished_it():
     world = World(most=1)
     call = Call()
     handler = world.write(call)
@@ -85,20 +85,20 @@ async def test_write_that_its_handler_has_given_up_counts_until_grpc_is_through_
     assert world.writes.held == UNIT
     await world.write(Call("10.0.0.8", takes_after=0))
     assert (world.slow, world.writes.held) == ([("", UNIT)], 0)
-    assert asyncio.get_running_loop().time() == START + PATIENCE
+    assert asyncio.get_running_loop().time() == START + READER_TIMEOUT
 
 
 @in_virtual_time
-async def test_message_waits_for_those_before_it_as_long_as_they_are_read():
+async def test_message_waits_while_earlier_ones_are_read():
     world = World(most=1)
-    calls = [Call(takes_after=PATIENCE / 2) for _ in range(4)]
+    calls = [Call(takes_after=READER_TIMEOUT / 2) for _ in range(4)]
     await asyncio.gather(*map(world.write, calls))
     assert [len(call.taken) for call in calls] == [1] * 4
-    assert (world.slow, asyncio.get_running_loop().time()) == ([], START + 2 * PATIENCE)
+    assert (world.slow, asyncio.get_running_loop().time()) == ([], START + 2 * READER_TIMEOUT)
 
 
 @in_virtual_time
-async def test_large_message_is_not_passed_by_smaller_ones_for_ever():
+async def test_smaller_messages_do_not_overtake_a_large_one_for_ever():
     world = World(most=2)
     calls = [Call(takes_after=1) for _ in range(3)]
     started = [world.write(calls[0]), world.write(calls[1], 2 * UNIT), world.write(calls[2])]
@@ -108,7 +108,7 @@ async def test_large_message_is_not_passed_by_smaller_ones_for_ever():
 
 
 @in_virtual_time
-async def test_message_larger_than_all_room_is_written_alone():
+async def test_message_larger_than_the_limit_is_written_alone():
     call = Call(takes_after=0)
     await World(most=1).write(call, 10 * UNIT)
     assert call.taken == [bytes(10 * UNIT)]
@@ -125,7 +125,7 @@ async def test_readers_at_one_address_leave_room_for_others():
     assert len(other.taken) == 1
     assert asyncio.get_running_loop().time() == START
     # Those at the address need their own room, so the slower of them is ended as well.
-    await asyncio.sleep(PATIENCE)
+    await asyncio.sleep(READER_TIMEOUT)
     await asyncio.sleep(0)
     assert [call.connected for call in held_up] == [False, True]
     held_up[1].takes.set()
@@ -134,14 +134,14 @@ async def test_readers_at_one_address_leave_room_for_others():
 
 
 @in_virtual_time
-async def test_next_slowest_reader_is_ended_where_the_first_cannot_be():
+async def test_next_slowest_reader_is_ended_if_the_slowest_cannot_be():
     world = World(most=2)
     world.can_end = False
     calls = [Call(), Call()]
     stuck = [world.write(call, reader=str(number)) for number, call in enumerate(calls)]
     await asyncio.sleep(0)
     waiting = world.write(Call(takes_after=0), 2 * UNIT)
-    await asyncio.sleep(2 * PATIENCE)
+    await asyncio.sleep(2 * READER_TIMEOUT)
     assert [reader for reader, _ in world.slow] == ["0", "1"]
     for call in calls:
         call.takes.set()
@@ -149,7 +149,7 @@ async def test_next_slowest_reader_is_ended_where_the_first_cannot_be():
 
 
 @in_virtual_time
-async def test_small_message_waits_for_nobody():
+async def test_small_message_does_not_wait():
     world = World(most=1)
     stuck = world.write(Call())
     await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_small_message_waits_for_nobody():
 
 
 @in_virtual_time
-async def test_message_that_is_not_to_be_written_any_more_takes_no_room():
+async def test_withdrawn_message_takes_no_room():
     world, call = World(most=1), Call(takes_after=0)
     for size in (SMALL, UNIT):
         await world.writes.write(call, size, lambda: None, str)

@@ -121,7 +121,7 @@ class Time:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        assert 0 <= seconds <= replicas.MOST_BACKOFF
+        assert 0 <= seconds <= replicas.MAX_BACKOFF
         self.now += seconds
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from muster.client.protocol import TTL_PINGS
 from muster.service.address import Address
 from muster.service.app import coordinator
 from muster.service.app.context import AppContext
@@ -28,8 +29,6 @@ from muster.v1 import state_pb2
 
 ATTEMPTS = 3
 """Attempts of one lease renewal within the lease's TTL: a member that does not answer uses one."""
-KEEPALIVES = 3
-"""Pings of clients within the lease's TTL: after two of them a client has noticed a stopped leader."""
 
 
 async def run(context: AppContext) -> None:
@@ -86,7 +85,7 @@ async def _serve(context: AppContext, replica: Replica, etcd: Etcd, location: Lo
 
         hooks = ReplicaHooks(
             replicas=lambda: replicas_to_pb(replica),
-            keepalive_ms=round(replica.ttl * 1000 / KEEPALIVES),
+            keepalive_ms=round(replica.ttl * 1000 / TTL_PINGS),
             before_serving=standby.close,
             on_serving=replica.announce,
             decode=cache.records,

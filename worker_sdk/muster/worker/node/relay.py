@@ -7,7 +7,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from muster.client.addresses import LONGEST_PATH, SOCKET
+from muster.client.addresses import MAX_PATH_BYTES, SOCKET
 from muster.relay.listen_address import ListenError, parse_listen_address
 from muster.relay.server import RelayConfig
 from muster.relay.thread import RelayThread
@@ -89,7 +89,7 @@ def _remove(folder: Path, owner: int) -> None:
 
 def _folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="muster-"))
-    if len(os.fsencode(folder / NAME)) > LONGEST_PATH:
+    if len(os.fsencode(folder / NAME)) > MAX_PATH_BYTES:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="muster-", dir=SHORT))
     return folder

@@ -10,13 +10,13 @@ import grpc
 from muster.client.calls import channel_options
 from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
-from muster.client.replicas import FIRST_BACKOFF, MOST_BACKOFF, Target
+from muster.client.replicas import FIRST_BACKOFF, MAX_BACKOFF, Target
 from muster.worker.transport import fork_guard
 
 SHARED_OPTIONS = [
     # A channel that lives on must not wait for long before it tries again; its callers pause by themselves.
     ("grpc.initial_reconnect_backoff_ms", round(FIRST_BACKOFF * 1000)),
-    ("grpc.max_reconnect_backoff_ms", round(MOST_BACKOFF * 1000)),
+    ("grpc.max_reconnect_backoff_ms", round(MAX_BACKOFF * 1000)),
 ]
 
 _lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The token and certificates of a command, and the authorities that it trusts."""
+"""The command's options for its token and for TLS."""
 
 import functools
 import inspect
@@ -70,13 +70,13 @@ NAMES = Names(
     key="--tls-key",
     server_name="--tls-server-name",
 )
-"""There is no option for the token itself: anyone who lists processes could see it."""
+"""There is no option for the token itself: every user that lists processes could see it."""
 
 _given: ContextVar[Credentials | None] = ContextVar("credentials", default=None)
 
 
 def given() -> Credentials:
-    """Return the credentials of the running command; outside of one, only ``MUSTER_TOKEN`` counts."""
+    """Return the credentials of the running command; outside of one, those of ``MUSTER_TOKEN``."""
     return _given.get() or _credentials()
 
 
@@ -85,10 +85,10 @@ def _credentials(**options: Any) -> Credentials:  # noqa: ANN401
 
 
 def connecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for a token and TLS to a command; :func:`given` returns their values.
+    """Give a command the options for a token and for TLS; :func:`given` returns their values.
 
-    All commands have the same options and only pass them on, so no command has them as parameters. An invalid
-    value ends the command, whenever that turns out.
+    All commands have the same ones, and none uses them itself, so no command has them as parameters. An
+    unusable value ends the command when it is first used.
     """
 
     @functools.wraps(command)

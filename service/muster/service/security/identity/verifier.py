@@ -9,6 +9,7 @@ from typing import Any
 
 import jwt
 
+from muster.client.protocol import MAX_TOKEN
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.security.claims import Claims, moment
@@ -18,8 +19,6 @@ from muster.service.security.identity.keys import FetchedKeys, Keys, KeysInFile,
 from muster.service.security.identity.refusals import TokenRefused, unknown
 from muster.service.security.identity.rules import FetchedFrom, Issuer
 
-MAX_TOKEN = 7_000
-"""Characters of a token. A service account's has about 1,200; gRPC takes 8 KiB of headers."""
 SHAPE = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 """Three parts in base64url. A token without a signature matches as well: it has its own refusal."""
 FAULTS = (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
@@ -166,7 +165,7 @@ def expired(claims: Claims, now: float) -> TokenRefused:
 
 
 def _read(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read header and claims of a token, unverified."""
+    """Header and claims of a token, unchecked."""
     if len(token) > MAX_TOKEN:
         raise unknown("size", f"it has {len(token):,} characters, and {MAX_TOKEN:,} are the most")
     if SHAPE.fullmatch(token) is None:

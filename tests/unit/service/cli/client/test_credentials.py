@@ -33,7 +33,7 @@ def invoke(*arguments: str, **environ: str):
     return CliRunner().invoke(app, ["x", *arguments], env=blank | environ)
 
 
-def test_a_command_is_given_them_and_only_for_its_time(tmp_path: Path):
+def test_command_has_its_credentials_only_while_it_runs(tmp_path: Path):
     (tmp_path / "token").write_text(SECRET)
     done = invoke(f"--token-file={tmp_path / 'token'}", "--tls-server-name=n", MUSTER_TOKEN="another")
     assert done.stdout == "x n True\n"
@@ -41,7 +41,7 @@ def test_a_command_is_given_them_and_only_for_its_time(tmp_path: Path):
     assert given().server_name == ""
 
 
-def test_what_cannot_be_used_is_a_usage_error_that_names_it(tmp_path: Path):
+def test_unusable_option_is_a_usage_error_that_names_it(tmp_path: Path):
     authority = Authority(tmp_path)
     pair, other, junk = authority.issue("a"), authority.issue("b"), tmp_path / "junk"
     junk.write_text("two words")
@@ -62,7 +62,7 @@ def test_what_cannot_be_used_is_a_usage_error_that_names_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", ["List", "Watch"])
-def test_a_tokens_file_that_goes_away_ends_the_command_at_its_next_call(tmp_path: Path, method: str):
+def test_missing_token_file_ends_the_command_at_its_next_call(tmp_path: Path, method: str):
     app, file = typer.Typer(), tmp_path / "token"
     file.write_text(SECRET)
 
@@ -82,7 +82,7 @@ def test_a_tokens_file_that_goes_away_ends_the_command_at_its_next_call(tmp_path
     assert done.stderr.startswith(f"Error: --token-file = {file}: it cannot be read (")
 
 
-def test_what_cannot_be_used_ends_the_command_before_it_calls(tmp_path: Path):
+def test_unusable_option_ends_the_command_before_its_first_call(tmp_path: Path):
     app = typer.Typer()
 
     @app.command()
@@ -111,7 +111,7 @@ FAILED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0
         (f"{FAILED}Socket closed", "set --tls-cert and --tls-key"),
     ],
 )
-def test_what_grpc_says_of_tls_becomes_a_sentence_with_a_next_step(
+def test_grpcs_tls_error_becomes_a_sentence_with_a_next_step(
     monkeypatch: pytest.MonkeyPatch, details: str, said: str
 ):
     monkeypatch.setattr(client, "given", lambda: Credentials(ca=Path("ca"), names=NAMES))
@@ -123,5 +123,5 @@ def test_what_grpc_says_of_tls_becomes_a_sentence_with_a_next_step(
     assert step
 
 
-def test_what_is_not_about_tls_stays_in_grpcs_words():
+def test_other_grpc_errors_are_shown_unchanged():
     assert Credentials(ca=Path("ca"), names=NAMES).fault(f"{FAILED}Connection refused") is None

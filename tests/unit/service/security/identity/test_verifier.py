@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from muster.client import credentials
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.security import access
 from muster.service.security.access import Access
@@ -338,7 +337,3 @@ async def test_changed_rule_ends_only_calls_that_it_had_granted(room: Room):
     assert not calls[1].done()
     ended.set()
     await calls[1]
-
-
-def test_clients_send_no_token_that_is_too_long_to_be_looked_at():
-    assert verifier.MAX_TOKEN == credentials.MOST_TOKEN

@@ -28,7 +28,7 @@ from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier
 from muster.worker.groups.group import Shape
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.session.session import SessionConfig
 from muster.worker.session.sessions import session_for
 from tests.support.meeting import in_thread
@@ -104,7 +104,7 @@ def futures_server(servicer: Any) -> tuple[int, grpc.Server]:
     return port, server
 
 
-def node(endpoint: str, address: str = "node-0", **more: Any) -> Attendance:
+def node(endpoint: str, address: str = "node-0", **more: Any) -> NodeMembership:
     terms: dict[str, Any] = {
         "run_id": "run",
         "address": address,
@@ -116,7 +116,7 @@ def node(endpoint: str, address: str = "node-0", **more: Any) -> Attendance:
         "connect_timeout": PATIENCE,
         "call_timeout": PATIENCE,
     }
-    return Attendance(NodeConfig(endpoint=endpoint, **terms | more))
+    return NodeMembership(NodeConfig(endpoint=endpoint, **terms | more))
 
 
 def a_barrier(endpoint: str) -> None:
@@ -204,7 +204,7 @@ def test_a_store_waits_through_a_change_of_the_leader(succession: Succession):
 def test_a_node_waits_for_its_round_through_a_change_of_the_leader(succession: Succession):
     one, two = (node(succession.endpoint, f"node-{i}", min_nodes=2, max_nodes=2) for i in range(2))
     waits = in_thread(one.join)
-    until(lambda: one._connected)
+    until(lambda: one._stream.connected)
     succession.happens()
     assert {two.join().rank, waits.result(PATIENCE).rank} == {0, 1}
     for each in (one, two):
@@ -216,7 +216,7 @@ def test_a_place_is_held_and_given_up_through_a_change_of_the_leader(succession:
     assert one.join() == Place(0, 0, 1)
     succession.happens()
     one.close("over", PATIENCE)
-    until(lambda: one._connected)
+    until(lambda: one._stream.connected)
     one.leave("over")
     assert one.closed
 

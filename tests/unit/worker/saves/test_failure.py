@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from muster.worker.decision import Decision, Outcome
-from muster.worker.saves.failure import MOST_TEXT, cut, different_saves, ending_text, failure_text, save_error
+from muster.worker.saves.failure import MAX_TEXT, cut, different_saves, ending_text, failure_text, save_error
 from muster.worker.transport.fork_guard import HANDLERS
 
 
@@ -43,7 +43,7 @@ def test_an_exception_begins_with_what_it_is_and_says_where():
 @pytest.mark.parametrize("text", ["x" * 100_000, "€" * 100_000, "\udcff" * 50_000])
 def test_a_long_text_is_cut_to_what_a_vote_takes(text: str):
     short = cut(text)
-    assert len(short.encode("utf-8", "backslashreplace")) <= MOST_TEXT + 10
+    assert len(short.encode("utf-8", "backslashreplace")) <= MAX_TEXT + 10
     assert short.startswith("…")
     assert short[-4:] in text or short.endswith("udcff")
 

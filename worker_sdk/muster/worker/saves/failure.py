@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
-from muster.worker.groups.reason import MOST_TEXT as MOST_TEXT
+from muster.worker.groups.reason import MAX_TEXT as MAX_TEXT
 from muster.worker.groups.reason import cut as cut
 from muster.worker.groups.reason import failure_text as failure_text
 from muster.worker.transport.fork_guard import handlers_hint

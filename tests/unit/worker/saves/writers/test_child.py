@@ -19,7 +19,7 @@ import torch
 from lab.patience import PATIENCE
 from lab.processes import fork_client as nursery
 from muster.worker.saves import AsyncRequest, ForkCaller
-from muster.worker.saves.failure import MOST_TEXT
+from muster.worker.saves.failure import MAX_TEXT
 from muster.worker.saves.writers.child import wait_readable
 from tests.support.saves.fake_barrier import state_of
 
@@ -119,7 +119,7 @@ def test_a_large_error_text_comes_whole_as_far_as_a_vote_takes_it():
     failure = ForkCaller().start(AsyncRequest(write, (), [])).wait(PATIENCE).failure
     assert failure is not None
     assert failure.rstrip().endswith("the end")
-    assert MOST_TEXT < len(failure) < MOST_TEXT + 200
+    assert MAX_TEXT < len(failure) < MAX_TEXT + 200
 
 
 def test_a_process_that_a_child_leaves_behind_does_not_hold_its_end_up(tmp_path: Path):

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import torch
 
-from muster.worker.saves.failure import MOST_TEXT, failure_text
+from muster.worker.saves.failure import MAX_TEXT, failure_text
 
 IGNORED = (signal.SIGTERM, signal.SIGHUP)
 """The signals that a writing process ignores. To stop a rank, torchrun sends them to its whole process group,
@@ -117,7 +117,7 @@ def read_report(report: int, pid: int) -> tuple[bool, str]:
     # A process that it has left behind may hold the pipe's other end: do not wait for that to be closed.
     os.set_blocking(report, False)
     try:
-        said = os.read(report, MOST_TEXT * 2).removeprefix(SIGN.pack(pid))
+        said = os.read(report, MAX_TEXT * 2).removeprefix(SIGN.pack(pid))
     except BlockingIOError:
         said = b""
     written = SIGN.pack(pid) in said

@@ -207,9 +207,9 @@ class _Worker:
         life = history.Life(
             who.run_id,
             who.rank,
-            session._process.incarnation,
+            session._dialogue.process.incarnation,
             who.generation,
-            float(session._process.ordinal),
+            float(session._dialogue.process.ordinal),
         )
         sequence = barrier.sequence
         if prefix not in self.joined:
@@ -294,10 +294,10 @@ class _Worker:
             Round, rank and world size of each.
         """
         from muster.worker import RefusedError
-        from muster.worker.node.attendance import Attendance, NodeConfig
+        from muster.worker.node.membership import NodeConfig, NodeMembership
 
         who = self.identity
-        node = Attendance(
+        node = NodeMembership(
             NodeConfig(
                 endpoint=who.endpoint,
                 run_id=who.run_id,

@@ -11,7 +11,7 @@ from lab.processes.coordinator import Coordinator
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.worker import CoordinatorStore, GrpcBarrier
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from tests.support.standby import Address, Standby
 
 LONG = timedelta(seconds=PATIENCE)
@@ -56,7 +56,7 @@ class Succession:
         self.second.kill()
 
 
-def node(endpoint: str, address: str = "node-0", **more: Any) -> Attendance:
+def node(endpoint: str, address: str = "node-0", **more: Any) -> NodeMembership:
     terms: dict[str, Any] = {
         "run_id": "run",
         "address": address,
@@ -68,7 +68,7 @@ def node(endpoint: str, address: str = "node-0", **more: Any) -> Attendance:
         "connect_timeout": PATIENCE,
         "call_timeout": PATIENCE,
     }
-    return Attendance(NodeConfig(endpoint=endpoint, **terms | more))
+    return NodeMembership(NodeConfig(endpoint=endpoint, **terms | more))
 
 
 def a_barrier(endpoint: str) -> None:

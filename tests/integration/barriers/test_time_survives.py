@@ -18,7 +18,7 @@ from lab.processes.replicas import SAFE_LEASE_TTL
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, StoreTimeoutError
 from muster.worker.errors import RefusedError
-from muster.worker.node.attendance import Attendance, NodeConfig
+from muster.worker.node.membership import NodeConfig, NodeMembership
 from tests.support.meeting import in_thread
 from tests.support.ranks import everyone, ranks
 from tests.support.waiters import arrived, wait_for_arrivals
@@ -40,7 +40,7 @@ def patient(tmp_path: Path) -> Iterator[Coordinator]:
 
 
 @pytest.fixture
-def node(patient: Coordinator) -> Iterator[Attendance]:
+def node(patient: Coordinator) -> Iterator[NodeMembership]:
     config = NodeConfig(
         endpoint=patient.endpoint,
         run_id="alone",
@@ -53,7 +53,7 @@ def node(patient: Coordinator) -> Iterator[Attendance]:
         connect_timeout=PATIENCE,
         call_timeout=1,
     )
-    node = Attendance(config)
+    node = NodeMembership(config)
     yield node
     node.leave("the test is over")
 
@@ -70,7 +70,7 @@ def is_back(coordinator: Coordinator, who: str) -> bool:
     return who == "store"
 
 
-def test_barriers_joins_and_waits_for_keys_time_out(patient: Coordinator, node: Attendance):
+def test_barriers_joins_and_waits_for_keys_time_out(patient: Coordinator, node: NodeMembership):
     store = CoordinatorStore(patient.endpoint, "alone")
     with ranks(patient.endpoint, 2) as (zero, one):
         everyone([zero, one])

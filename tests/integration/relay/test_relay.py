@@ -274,10 +274,10 @@ AGENT = """
 import os
 import sys
 import torch
-from muster.worker.node.relay import begin
+from muster.worker.node.relay import start
 
 endpoint, folder, forks = sys.argv[1], sys.argv[2], int(sys.argv[3])
-relay = begin(endpoint)
+relay = start(endpoint)
 print(relay.endpoint, flush=True)
 sys.stdin.readline()
 statuses = set()

@@ -21,11 +21,11 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStateError,
 )
 
-import muster.worker.node.attendance
+import muster.worker.node.dialogue
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator, free_port
 from muster.worker import GrpcBarrier
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from tests.support import launches, store_users
 from tests.support.expect import some
 from tests.support.meeting import (
@@ -116,7 +116,7 @@ def test_nodes_that_disagree_are_refused_and_others_are_unaffected(run: MusterMe
 def test_an_sdk_of_another_version_is_refused_with_both_versions(
     run: MusterMeeting, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(muster.worker.node.attendance, "PROTOCOL_VERSION", 2)
+    monkeypatch.setattr(muster.worker.node.dialogue, "PROTOCOL_VERSION", 2)
     error = Joining(run.node("1")).error()
     assert isinstance(error, RendezvousConnectionError)
     assert "protocol_version = 2" in str(error)
@@ -264,9 +264,9 @@ def test_the_closed_state_costs_no_round_trip(run: MusterMeeting, coordinator: C
         answers.append((first.is_closed(), first.num_nodes_waiting()))
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
-    attendance = first._attendance  # type: ignore[attr-defined]
+    membership = first._membership  # type: ignore[attr-defined]
     coordinator.kill()
-    until(lambda: not attendance._connected)
+    until(lambda: not membership._stream.connected)
     answers.append((first.is_closed(), first.num_nodes_waiting()))
     assert answers == [(False, 0), (False, 0)]
     # And what is true after that is heard when the coordinator is back.
@@ -378,7 +378,7 @@ def test_a_round_whose_rank_0_dies_before_it_says_where_it_is_is_left(
         connect_timeout=10,
         call_timeout=5,
     )
-    mute = Attendance(config)
+    mute = NodeMembership(config)
     place = in_thread(mute.join)
     until(lambda: run.seen().participants == 1)
     survivor = Joining(run.node("2", read_timeout=2))

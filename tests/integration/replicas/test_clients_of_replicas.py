@@ -20,7 +20,7 @@ from lab.processes.replicas import SAFE_LEASE_TTL, Replica, Replicas, replicas
 from muster.client.replicas import replicas_of
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier
-from muster.worker.node.attendance import Attendance, NodeConfig
+from muster.worker.node.membership import NodeConfig, NodeMembership
 from tests.support import store_users
 from tests.support.meeting import in_thread
 from tests.support.members import members
@@ -67,7 +67,7 @@ def test_waiting_calls_continue_at_the_next_leader(three: Replicas, how: signal.
     assert store.add("n", 1) == 1
     terms = {"join_timeout": PATIENCE, "connect_timeout": PATIENCE, "keep_alive_timeout": PATIENCE}
     nodes = [
-        Attendance(
+        NodeMembership(
             NodeConfig(
                 endpoint=three.endpoint,
                 run_id="job",
@@ -84,7 +84,7 @@ def test_waiting_calls_continue_at_the_next_leader(three: Replicas, how: signal.
     at_barrier = [in_thread(rank.execute_barrier) for rank in ranks[:2]]
     at_key = in_thread(lambda: store.get("k"))
     at_round = in_thread(nodes[0].join)
-    until(lambda: nodes[0]._connected)
+    until(lambda: nodes[0]._stream.connected)
 
     leader = three.leader()
     wait_for_arrivals(leader.endpoint, 2)

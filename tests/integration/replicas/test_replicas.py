@@ -20,7 +20,7 @@ from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier
 from muster.worker.groups.group import Shape
-from muster.worker.node.attendance import Place
+from muster.worker.node.membership import Place
 from muster.worker.session.session import SessionConfig
 from muster.worker.session.sessions import session_for
 from tests.support.meeting import in_thread
@@ -97,7 +97,7 @@ def test_a_store_waits_through_a_change_of_the_leader(succession: Succession):
 def test_a_node_waits_for_its_round_through_a_change_of_the_leader(succession: Succession):
     one, two = (node(succession.endpoint, f"node-{i}", min_nodes=2, max_nodes=2) for i in range(2))
     waits = in_thread(one.join)
-    until(lambda: one._connected)
+    until(lambda: one._stream.connected)
     succession.happens()
     assert {two.join().rank, waits.result(PATIENCE).rank} == {0, 1}
     for each in (one, two):
@@ -109,7 +109,7 @@ def test_a_place_is_held_and_given_up_through_a_change_of_the_leader(succession:
     assert one.join() == Place(0, 0, 1)
     succession.happens()
     one.close("over", PATIENCE)
-    until(lambda: one._connected)
+    until(lambda: one._stream.connected)
     one.leave("over")
     assert one.closed
 

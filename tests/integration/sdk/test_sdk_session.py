@@ -16,8 +16,8 @@ from lab.processes.proxy import Proxy
 from muster.client.replicas import Target
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2_grpc
 from muster.worker import ConnectError, GrpcBarrier, Outcome, WriteReport
-from muster.worker.session import session
-from muster.worker.transport import first_answer
+from muster.worker.session.session import Session, SessionConfig
+from muster.worker.transport import first_answer, stream
 from muster.worker.transport.channel import open_channel
 from tests.support.ranks import everyone, ranks
 from tests.support.waiters import wait_for_arrivals
@@ -70,7 +70,7 @@ def test_a_late_hello_of_its_own_does_not_end_a_session(coordinator: Coordinator
     good = barrier(coordinator.endpoint)
     good.execute_barrier()
     with grpc.insecure_channel(coordinator.endpoint) as channel:
-        late = session_pb2_grpc.SessionServiceStub(channel).Connect(iter([good._session._hello()]))
+        late = session_pb2_grpc.SessionServiceStub(channel).Connect(iter([good._session._dialogue.hello()]))
         assert next(late).HasField("welcome")
         good.execute_barrier()
         late.cancel()
@@ -81,7 +81,7 @@ def test_session_goes_on_when_the_outcome_of_its_barrier_is_not_told(coordinator
     barrier(coordinator.endpoint).execute_barrier()
     muster.worker.close()
     late = barrier(coordinator.endpoint)
-    late._session._groups["p"].position = 0
+    late._session._dialogue.groups["p"].position = 0
     with pytest.raises(muster.worker.RefusedError, match="was decided before this process joined") as refused:
         late.execute_barrier()
     assert refused.value.reason == "SEQUENCE_BEHIND"
@@ -117,7 +117,7 @@ def test_session_closed_while_its_stream_is_broken_says_goodbye(coordinator: Coo
         assert other.answer().outcome == "RELEASED"
         other.tell("barrier", prefix="p")
         proxy.cut(refuse=True)
-        until(lambda: not leaving._session._connected, "it does not notice")
+        until(lambda: not leaving._session._stream.connected, "it does not notice")
         # It pauses before it connects again; that is when it is closed.
         proxy.heal()
         muster.worker.close("done")
@@ -143,7 +143,7 @@ def test_the_keepalive_follows_a_short_session_ttl(coordinator: Coordinator, mon
         used.append(target.keepalive_ms)
         return open_channel(target)
 
-    monkeypatch.setattr(session, "open_channel", opened)
+    monkeypatch.setattr(stream, "open_channel", opened)
     barrier(coordinator.endpoint).execute_barrier()
     assert used == [3_333, 1_000]
 
@@ -155,9 +155,9 @@ def test_pings_faster_than_a_long_session_ttl_asks_for_end_no_session(
     """Clients ping before they know the TTL. gRPC would end the connection at the fourth ping."""
     lost = threading.Event()
     monkeypatch.setattr(
-        session, "open_channel", lambda target: open_channel(replace(target, keepalive_ms=600))
+        stream, "open_channel", lambda target: open_channel(replace(target, keepalive_ms=600))
     )
-    monkeypatch.setattr(session.Session, "_lost", lambda *_: lost.set())
+    monkeypatch.setattr(stream.ReconnectingStream, "_lost", lambda *_: lost.set())
     idle = barrier(coordinator.endpoint)
     assert not lost.wait(4)
     idle.execute_barrier()
@@ -184,10 +184,8 @@ def test_a_peer_that_never_says_welcome_is_called_again(monkeypatch: pytest.Monk
     session_pb2_grpc.add_SessionServiceServicer_to_server(mute, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    config = session.SessionConfig(
-        endpoint=f"127.0.0.1:{port}", run_id="r", generation=0, rank=0, host="here"
-    )
-    opened = session.Session(config)
+    config = SessionConfig(endpoint=f"127.0.0.1:{port}", run_id="r", generation=0, rank=0, host="here")
+    opened = Session(config)
     try:
         assert mute.called_again.wait(PATIENCE)
     finally:

@@ -25,7 +25,7 @@ from muster.service.cli.main import app
 from muster.v1 import run_pb2, run_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError
 from muster.worker.decision import Decision
-from muster.worker.node.attendance import Attendance, NodeConfig
+from muster.worker.node.membership import NodeConfig, NodeMembership
 from muster.worker.transport import channel
 from tests.support.issuer import URL, Issuer, forged, key, public_pem
 from tests.support.rich_status import reason_of
@@ -189,7 +189,7 @@ def test_caller_without_access_changes_nothing_and_is_logged(
     for user in (
         lambda: barrier(guarded.endpoint, run_id),
         lambda: CoordinatorStore(guarded.endpoint, run_id).set("key", "value"),
-        lambda: Attendance(node(guarded.endpoint, run_id)).join(),
+        lambda: NodeMembership(node(guarded.endpoint, run_id)).join(),
     ):
         with pytest.raises(RefusedError) as caught:
             user()
@@ -233,18 +233,22 @@ def test_a_token_is_rotated_and_the_old_one_expires_while_a_barrier_waits(
         first, second = (barrier(coordinator.endpoint, rank=rank, world_size=2) for rank in range(2))
         store = CoordinatorStore(coordinator.endpoint, "team-a-1")
         store.num_keys()
-        placed = Attendance(node(coordinator.endpoint, "team-a-placed"))
+        placed = NodeMembership(node(coordinator.endpoint, "team-a-placed"))
         placed.join()
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         for wait in (first.vote, lambda: store.get("later")):
             threading.Thread(target=lambda wait=wait: heard.put(wait()), daemon=True).start()
         sessions: list[Any] = [first._session, second._session, placed]
-        calls = [session._call for session in sessions]
+        calls = [session._stream.call for session in sessions]
         put(mine, ISSUER.token())
         # What is open is not disturbed before the old one ends.
-        until(lambda: any(s._call is not call for s, call in zip(sessions, calls, strict=True)))
+        until(lambda: any(s._stream.call is not call for s, call in zip(sessions, calls, strict=True)))
         assert time.time() >= begun + LIFE - 0.1
-        until(lambda: all(s._call is not c and s._connected for s, c in zip(sessions, calls, strict=True)))
+        until(
+            lambda: all(
+                s._stream.call is not c and s._stream.connected for s, c in zip(sessions, calls, strict=True)
+            )
+        )
         assert second.vote().outcome.name == "RELEASED"
         store.set("later", b"value")
         answers = [heard.get(timeout=PATIENCE) for _ in range(2)]
@@ -296,9 +300,12 @@ def test_a_relay_asks_for_the_same_tokens_and_ends_with_them(tmp_path: Path, env
             first, second = (barrier(address, rank=rank, world_size=2) for rank in range(2))
             put(mine, ISSUER.token())
             sessions: list[Any] = [first._session, second._session]
-            calls = [session._call for session in sessions]
+            calls = [session._stream.call for session in sessions]
             until(
-                lambda: all(s._call is not c and s._connected for s, c in zip(sessions, calls, strict=True))
+                lambda: all(
+                    s._stream.call is not c and s._stream.connected
+                    for s, c in zip(sessions, calls, strict=True)
+                )
             )
             thread = threading.Thread(target=first.execute_barrier)
             thread.start()

@@ -37,7 +37,7 @@ from muster.v1 import (
 )
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError
 from muster.worker.decision import Decision
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.transport import channel
 from tests.support.rich_status import reason_of
 from tests.support.tokens import ANOTHER, ROTATED, SECRETS, arrive_alone, bearing, tokens
@@ -253,7 +253,7 @@ def test_caller_without_access_is_refused_at_once(
     users: list[Callable[[], object]] = [
         lambda: barrier(guarded.endpoint, run_id),
         lambda: CoordinatorStore(guarded.endpoint, run_id).num_keys(),
-        lambda: Attendance(node(guarded.endpoint, run_id)).join(),
+        lambda: NodeMembership(node(guarded.endpoint, run_id)).join(),
     ]
     for user in users:
         with pytest.raises(RefusedError) as caught:
@@ -325,23 +325,29 @@ def test_a_token_is_rotated_while_a_barrier_waits(tmp_path: Path, environ: pytes
         store = CoordinatorStore(coordinator.endpoint, "a-sdk")
         store.num_keys()
         # One node has a place in a round, and one waits for another to come.
-        placed = Attendance(node(coordinator.endpoint, "a-placed"))
+        placed = NodeMembership(node(coordinator.endpoint, "a-placed"))
         placed.join()
-        waiting, partner = (Attendance(node(coordinator.endpoint, "a-waiting", nodes=2)) for _ in range(2))
+        waiting, partner = (
+            NodeMembership(node(coordinator.endpoint, "a-waiting", nodes=2)) for _ in range(2)
+        )
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         for wait in (first.vote, lambda: store.get("later"), waiting.join):
             threading.Thread(target=lambda wait=wait: heard.put(wait()), daemon=True).start()
         all_of_it = muster_view(coordinator)
-        until(lambda: all_of_it("a-sdk").arrived == 1 and waiting._connected)
+        until(lambda: all_of_it("a-sdk").arrived == 1 and waiting._stream.connected)
         put(file, tokens(table))
         put(file, "not TOML", "tokens.kept")
         put(file, tokens(table))
         put(mine, ROTATED)
         sessions: list[Any] = [first._session, second._session, placed, waiting]
-        calls = [session._call for session in sessions]
+        calls = [session._stream.call for session in sessions]
         put(file, tokens(table, without=Role.WORKER))
         # Their streams are ended, and they come back with the new token.
-        until(lambda: all(s._call is not c and s._connected for s, c in zip(sessions, calls, strict=True)))
+        until(
+            lambda: all(
+                s._stream.call is not c and s._stream.connected for s, c in zip(sessions, calls, strict=True)
+            )
+        )
         assert second.vote().outcome.name == "RELEASED"
         store.set("later", b"value")
         assert partner.join().world_size == 2

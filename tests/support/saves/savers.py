@@ -248,7 +248,7 @@ class _Worker:
 
     def waits(self) -> bool:
         """Whether it has arrived at the barrier of a save, and has no decision."""
-        return self.barrier._session._groups["save"].pending is not None
+        return self.barrier._session._dialogue.groups["save"].pending is not None
 
     def latest(self) -> Any:
         """The last committed checkpoint."""

@@ -81,7 +81,7 @@ class Trainer:
             if finished is not None:
                 self.done[decision.sequence] = finished.stop
             return
-        self._course.heard(decision)
+        self._course.agreed(decision)
         if was_blocked:
             self._come_to(self.step)
 
@@ -95,5 +95,5 @@ class Trainer:
                 self._arrive()
 
     def _arrive(self) -> None:
-        self.client.arrive(PREFIX, payload=self._course.word(self.asked))
+        self.client.arrive(PREFIX, payload=self._course.payload(self.asked))
         self.look()

@@ -29,21 +29,8 @@ CODE = [name for name in CODE if name.endswith(".py") or (ROOT / name).is_dir()]
 
 NOT_YET_CLEAN: dict[str, int] = {
     "docs/operations.md": 1,
-    "worker_sdk/muster/worker/__init__.py": 1,
-    "worker_sdk/muster/worker/closed.py": 1,
-    "worker_sdk/muster/worker/environment.py": 2,
-    "worker_sdk/muster/worker/errors.py": 1,
-    "worker_sdk/muster/worker/group_barrier.py": 2,
-    "worker_sdk/muster/worker/groups": 3,
-    "worker_sdk/muster/worker/init_method.py": 1,
     "worker_sdk/muster/worker/integrations": 40,
-    "worker_sdk/muster/worker/node": 5,
-    "worker_sdk/muster/worker/rendezvous.py": 2,
-    "worker_sdk/muster/worker/savepoint": 3,
     "worker_sdk/muster/worker/saves": 21,
-    "worker_sdk/muster/worker/session": 7,
-    "worker_sdk/muster/worker/store_stream.py": 2,
-    "worker_sdk/muster/worker/transport": 4,
     "tests/support": 6,
     "tests/unit": 19,
 }

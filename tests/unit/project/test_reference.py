@@ -55,14 +55,14 @@ def package(tmp_path: Path) -> Path:
         ),
         pytest.param(
             "closed.py",
-            '    """Who closed it, for people."""\n',
+            '    """The author of the call, for people."""\n',
             "",
             "muster.worker.closed.Closed.by has no docstring",
             id="an attribute",
         ),
         pytest.param(
             "errors.py",
-            '    """The root of all errors of this SDK."""\n',
+            '    """The base class of all errors of this SDK."""\n',
             "    pass\n",
             "muster.worker.errors.MusterError has no docstring",
             id="a class",

@@ -37,7 +37,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     return calls
 
 
-def test_what_is_not_given_is_taken_from_the_process_that_makes_it(monkeypatch: pytest.MonkeyPatch):
+def test_defaults_come_from_the_process_that_makes_the_config(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_ENDPOINT", "muster.example:7550")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job1")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
@@ -45,14 +45,14 @@ def test_what_is_not_given_is_taken_from_the_process_that_makes_it(monkeypatch: 
     assert (config.endpoint, config.run_id, config.generation) == ("muster.example:7550", "job1", 2)
 
 
-def test_what_is_given_wins(monkeypatch: pytest.MonkeyPatch):
+def test_explicit_values_win(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_ENDPOINT", "muster.example:7550")
     monkeypatch.setenv("MUSTER_ROUND", "9")
     config = GrpcBarrierConfig(endpoint="other:1", run_id="job2", generation=0)
     assert (config.endpoint, config.run_id, config.generation) == ("other:1", "job2", 0)
 
 
-def test_the_checkpoint_process_needs_none_of_the_environment(
+def test_checkpoint_process_needs_no_environment(
     monkeypatch: pytest.MonkeyPatch, built: list[dict[str, object]]
 ):
     monkeypatch.setenv("MUSTER_ENDPOINT", "muster.example:7550")
@@ -76,17 +76,17 @@ def test_the_checkpoint_process_needs_none_of_the_environment(
 
 
 @pytest.mark.parametrize("arguments", [{}, {"endpoint": "no port"}, {"endpoint": "h:1", "generation": -1}])
-def test_what_is_not_usable_is_told_where_it_was_written(arguments: dict[str, object]):
+def test_unusable_value_raises_where_the_config_is_made(arguments: dict[str, object]):
     with pytest.raises(EnvironmentValueError):
         GrpcBarrierConfig(**arguments)  # type: ignore[arg-type]
 
 
-def test_it_is_what_torch_checkpointing_takes():
+def test_config_is_accepted_by_torch_checkpointing():
     assert issubclass(GrpcBarrierConfig, BarrierConfig)
     assert dataclasses.is_dataclass(GrpcBarrierConfig)
 
 
-def test_copies_with_changes_are_equal_but_for_them():
+def test_replaced_copy_differs_only_in_the_given_fields():
     config = GrpcBarrierConfig(endpoint="h:1")
     assert dataclasses.replace(config) == config
     assert dataclasses.replace(config, barrier_prefix="eval") != config

@@ -17,7 +17,7 @@ MISSING = pb.MissingRank(
 )
 
 
-def test_a_decision_is_read_whole():
+def test_decision_is_read_completely_from_its_message():
     message = pb.Decision(
         run_id="job1",
         prefix="checkpoint",
@@ -48,13 +48,13 @@ def test_a_decision_is_read_whole():
     )
 
 
-def test_what_a_decision_does_not_say_is_not_made_up():
+def test_absent_fields_of_a_decision_have_neutral_values():
     bare = decision_from_pb(pb.Decision(prefix="p", outcome=pb.OUTCOME_RELEASED))
     assert bare == Decision("p", 0, Outcome.RELEASED, "")
     assert bare.last_arrival_rank is None
 
 
-def test_every_outcome_of_the_wire_has_a_name_here():
+def test_outcome_has_a_member_for_each_value_of_the_protocol():
     names = {name.removeprefix("OUTCOME_") for name, _ in pb.Outcome.items()} - {"UNSPECIFIED"}
     assert names | {"UNKNOWN"} == {outcome.value for outcome in Outcome} == set(Outcome.__members__)
     for name in names:
@@ -62,13 +62,13 @@ def test_every_outcome_of_the_wire_has_a_name_here():
         assert decision_from_pb(message).outcome.name == name
 
 
-def test_every_missing_state_of_the_wire_has_a_name_here():
+def test_missing_state_has_a_member_for_each_value_of_the_protocol():
     names = {name.removeprefix("MISSING_STATE_") for name, _ in pb.MissingState.items()} - {"UNSPECIFIED"}
     assert names == {state.value for state in MissingState} == set(MissingState.__members__)
 
 
 @pytest.mark.parametrize("number", [0, 99])
-def test_what_only_a_newer_coordinator_knows_is_no_release(number: int):
+def test_unknown_outcome_of_a_newer_coordinator_is_no_release(number: int):
     missing = pb.MissingRank(rank=1, state=number)  # type: ignore[arg-type]
     told = pb.Decision(outcome=number, missing=[missing])  # type: ignore[arg-type]
     decision = decision_from_pb(told)
@@ -86,11 +86,11 @@ def test_what_only_a_newer_coordinator_knows_is_no_release(number: int):
         (pb.MISSING_STATE_LEFT, 0.0),
     ],
 )
-def test_only_who_never_joined_was_never_seen(state: pb.MissingState.ValueType, last_seen: float | None):
+def test_rank_that_never_joined_has_no_last_seen(state: pb.MissingState.ValueType, last_seen: float | None):
     assert missing_from_pb(pb.MissingRank(state=state)).last_seen == last_seen
 
 
-def test_the_first_barrier_is_not_taken_for_none():
+def test_last_sequence_0_differs_from_none():
     state = pb.MISSING_STATE_NOT_ARRIVED
     assert missing_from_pb(pb.MissingRank(state=state, last_sequence=0)).last_sequence == 0
     assert missing_from_pb(pb.MissingRank(state=state)).last_sequence is None

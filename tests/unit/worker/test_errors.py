@@ -34,7 +34,7 @@ def fields(error: Exception) -> dict[str, object]:
     return {name: getattr(error, name) for name in FIELDS if hasattr(error, name)}
 
 
-def test_every_error_of_the_sdk_is_tried_here():
+def test_each_error_of_the_sdk_is_covered_here():
     kinds = {
         kind
         for kind in vars(errors).values()
@@ -44,7 +44,7 @@ def test_every_error_of_the_sdk_is_tried_here():
 
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
-def test_handlers_of_store_errors_catch_it(error: Exception):
+def test_error_is_caught_by_handlers_of_store_errors(error: Exception):
     assert isinstance(error, DistStoreError)
     assert isinstance(error, RuntimeError)
     with pytest.raises(DistStoreError, match=str(error)):
@@ -53,7 +53,7 @@ def test_handlers_of_store_errors_catch_it(error: Exception):
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
-def test_it_comes_whole_out_of_another_process(error: Exception, protocol: int):
+def test_error_survives_pickling(error: Exception, protocol: int):
     back = pickle.loads(pickle.dumps(error, protocol))
     assert type(back) is type(error)
     assert str(back) == str(error)
@@ -61,12 +61,12 @@ def test_it_comes_whole_out_of_another_process(error: Exception, protocol: int):
 
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
-def test_it_can_be_copied(error: Exception):
+def test_error_can_be_copied(error: Exception):
     assert fields(copy.deepcopy(error)) == fields(copy.copy(error)) == fields(error)
 
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
-def test_notes_and_what_else_was_hung_on_it_come_along(error: Exception):
+def test_notes_and_added_attributes_survive_pickling(error: Exception):
     noted = copy.copy(error)
     noted.add_note("while saving step 12000")
     assert pickle.loads(pickle.dumps(noted)).__notes__ == ["while saving step 12000"]
@@ -75,7 +75,7 @@ def test_notes_and_what_else_was_hung_on_it_come_along(error: Exception):
 @pytest.mark.parametrize(
     "outcome", [outcome for outcome in Outcome if outcome not in (Outcome.RELEASED, Outcome.UNKNOWN)]
 )
-def test_a_failed_decision_is_raised_with_all_that_it_says(outcome: Outcome):
+def test_error_for_a_decision_has_its_details(outcome: Outcome):
     decision = Decision("checkpoint", 7, outcome, "what happened", tuple(MISSING))
     error = errors.error_for(decision)
     assert type(error) is BARRIER_ERRORS[outcome]
@@ -83,17 +83,17 @@ def test_a_failed_decision_is_raised_with_all_that_it_says(outcome: Outcome):
     assert fields(error) == {"prefix": "checkpoint", "sequence": 7, "outcome": outcome, "missing": MISSING}
 
 
-def test_the_missing_are_a_list_of_its_own():
+def test_error_has_its_own_list_of_missing_ranks():
     error = errors.error_for(Decision("checkpoint", 7, Outcome.TIMED_OUT, "", tuple(MISSING)))
     error.missing.clear()
     assert errors.BarrierError("", "p", 0, Outcome.ABORTED).missing == []
 
 
-def test_a_refusal_may_have_no_reason():
+def test_refusal_may_have_no_reason():
     assert errors.RefusedError("no.").reason == ""
 
 
-def test_a_failed_save_says_who_failed_and_who_is_missing():
+def test_save_error_names_failed_and_missing_ranks():
     decision = Decision("save", 7, Outcome.ABORTED, "why", tuple(MISSING), FAILED)
     error = errors.AsyncSaveError("why", 2, decision)
     assert (error.failures, error.missing) == (FAILED, tuple(MISSING))

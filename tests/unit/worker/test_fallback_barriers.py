@@ -65,12 +65,12 @@ def execute(threads, *several):
 
 
 class TestRegistry:
-    def test_it_offers_torchs_types(self):
+    def test_registry_offers_torchs_types(self):
         expected = {"dist_barrier": fallback.DistBarrier, "tcp_store": fallback.TCPStoreBarrier}
 
         assert expected == fallback.BARRIER_REGISTRY
 
-    def test_a_registered_class_is_built_with_the_configured_arguments(self, monkeypatch):
+    def test_registered_class_is_built_with_the_configured_arguments(self, monkeypatch):
         monkeypatch.setattr(fallback, "BARRIER_REGISTRY", {})
 
         @fallback.register_barrier
@@ -88,48 +88,48 @@ class TestRegistry:
         assert isinstance(built, Door)
         assert built.width == 3
 
-    def test_a_class_without_a_type_is_left_alone(self, monkeypatch):
+    def test_class_without_a_type_is_not_registered(self, monkeypatch):
         monkeypatch.setattr(fallback, "BARRIER_REGISTRY", {})
 
         assert fallback.register_barrier(int) is int
         assert fallback.BARRIER_REGISTRY == {}
 
-    def test_no_type_is_no_barrier(self):
+    def test_config_without_a_type_builds_no_barrier(self):
         assert fallback.create_barrier_from_config(fallback.BarrierConfig()) is None
 
-    def test_an_unknown_type_is_refused_and_the_known_ones_named(self):
+    def test_unknown_type_is_refused_with_the_known_ones(self):
         with pytest.raises(
             ValueError, match=r'"dor" is not known; registered are: dist_barrier, tcp_store\.'
         ):
             fallback.create_barrier_from_config(fallback.BarrierConfig("dor"))
 
-    def test_a_barrier_without_execute_barrier_cannot_be_built(self):
+    def test_barrier_without_execute_barrier_cannot_be_built(self):
         class Nothing(fallback.Barrier):
             pass
 
         with pytest.raises(TypeError, match="execute_barrier"):
             Nothing()  # type: ignore[abstract]
 
-    def test_the_types_take_what_torchs_types_take(self):
+    def test_types_accept_torchs_arguments(self):
         for name in ("DistBarrier", "TCPStoreBarrier"):
             ours, theirs = getattr(fallback, name), getattr(barriers, name)
             assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
 class TestTCPStoreBarrier:
-    def test_all_ranks_are_released_again_and_again(self, join, threads):
+    def test_all_ranks_are_released_repeatedly(self, join, threads):
         several = join((0, "a"), (1, "a"), timeout_secs=30)
 
         for _ in range(12):
             assert execute(threads, *several) == [None, None]
 
-    def test_a_world_of_one_waits_for_nobody(self):
+    def test_world_of_one_rank_does_not_wait(self):
         barrier = store_barrier(0, free_port(), world_size=1)
 
         barrier.execute_barrier()
         barrier.execute_barrier()
 
-    def test_nobody_is_released_before_the_last_arrives(self, join, threads):
+    def test_no_rank_is_released_before_the_last_arrives(self, join, threads):
         early, late = join((0, "a"), (1, "a"), timeout_secs=30)
         waiting = threads.submit(early.execute_barrier)
 
@@ -138,7 +138,7 @@ class TestTCPStoreBarrier:
         late.execute_barrier()
         waiting.result(timeout=PATIENCE)
 
-    def test_a_missing_rank_costs_timeout_secs_and_not_torchs_300(self, join):
+    def test_missing_rank_costs_timeout_secs_instead_of_torchs_300(self, join):
         waiting, _absent = join((0, "a"), (1, "a"))
         started = time.monotonic()
 
@@ -146,7 +146,7 @@ class TestTCPStoreBarrier:
             waiting.execute_barrier()
         assert TIMEOUT_SECS <= time.monotonic() - started < 30
 
-    def test_barrier_11_of_a_is_not_barrier_1_of_a1(self, join, threads):
+    def test_prefix_and_sequence_are_kept_apart_in_keys(self, join, threads):
         host, guest = join((0, "a"), (1, "a"))
         one, other = join((1, "a1"), (1, "a1"))
         for _ in range(11):
@@ -159,11 +159,11 @@ class TestTCPStoreBarrier:
 
 
 class TestDistBarrier:
-    def test_it_needs_a_process_group(self):
+    def test_dist_barrier_needs_a_process_group(self):
         with pytest.raises(AssertionError, match="init_process_group"):
             fallback.create_barrier_from_config(fallback.BarrierConfig("dist_barrier"))
 
-    def test_it_meets_in_the_process_group(self):
+    def test_dist_barrier_uses_the_process_group(self):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:
             barrier = fallback.create_barrier_from_config(fallback.BarrierConfig("dist_barrier"))
@@ -196,7 +196,7 @@ except ValueError as error:
 
 
 class TestATorchWithoutThem:
-    def test_it_is_given_all_three_types(self):
+    def test_torch_without_barriers_gets_all_three_types(self):
         command = [sys.executable, "-c", WITHOUT_TORCHS_BARRIERS]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 

@@ -7,7 +7,7 @@ import muster.worker
 from muster.worker import barriers, fallback_barriers
 
 
-def test_grpc_stands_in_torchs_own_registry_beside_torchs_own():
+def test_grpc_barrier_is_in_torchs_registry():
     assert torchs.BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier
     assert set(torchs.BARRIER_REGISTRY) >= {"grpc", "dist_barrier", "tcp_store"}
     assert barriers.BARRIER_REGISTRY is torchs.BARRIER_REGISTRY
@@ -15,12 +15,12 @@ def test_grpc_stands_in_torchs_own_registry_beside_torchs_own():
     assert issubclass(muster.worker.GrpcBarrier, torchs.Barrier)
 
 
-def test_the_two_kinds_of_registry_offer_the_same_names():
+def test_fallback_registry_offers_torchs_names():
     for name in barriers.__all__:
         assert name == "GrpcBarrier" or hasattr(fallback_barriers, name)
 
 
-def test_all_that_is_promised_is_there():
+def test_package_has_each_name_of_its_all():
     assert all(hasattr(muster.worker, name) for name in muster.worker.__all__)
     assert sorted(muster.worker.__all__) == muster.worker.__all__
     assert set(muster.worker.__all__) <= set(dir(muster.worker))
@@ -29,6 +29,6 @@ def test_all_that_is_promised_is_there():
     assert set(everything) >= set(muster.worker.__all__)
 
 
-def test_what_is_not_there_is_named():
+def test_missing_attribute_is_named_in_the_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         muster.worker.nothing  # type: ignore[attr-defined]  # noqa: B018

@@ -21,11 +21,11 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from muster.client.errors import EnvironmentValueError
 from muster.worker import rendezvous
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.rendezvous import MusterRendezvousHandler, create_handler
 
 
-class FakeAttendance:
+class FakeMembership:
     """What the handler asks; it answers what the test sets."""
 
     def __init__(self, config: NodeConfig) -> None:
@@ -57,8 +57,8 @@ class FakeAttendance:
 
 @pytest.fixture(autouse=True)
 def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "Attendance", FakeAttendance)
-    monkeypatch.setattr(rendezvous, "begin", lambda endpoint: None)
+    monkeypatch.setattr(rendezvous, "NodeMembership", FakeMembership)
+    monkeypatch.setattr(rendezvous, "start", lambda endpoint: None)
     monkeypatch.setenv("MUSTER_ROUND", "0")
     monkeypatch.setenv("MUSTER_ENDPOINT", "")
     monkeypatch.setenv("MUSTER_RUN_ID", "")
@@ -68,24 +68,24 @@ def params(endpoint: str = "host:1", run_id: str = "job", **conf: Any) -> Rendez
     return RendezvousParameters("muster", endpoint, run_id, 2, 4, "node-0", **conf)
 
 
-def made(endpoint: str = "host:1", **conf: Any) -> tuple[MusterRendezvousHandler, FakeAttendance]:
+def made(endpoint: str = "host:1", **conf: Any) -> tuple[MusterRendezvousHandler, FakeMembership]:
     handler = create_handler(params(endpoint, **conf))
-    attendance: object = handler._attendance
-    assert isinstance(attendance, FakeAttendance)
-    return handler, attendance
+    membership: object = handler._membership
+    assert isinstance(membership, FakeMembership)
+    return handler, membership
 
 
 # ---------------------------------------------------------------------- options
 
 
-def test_torchs_registry_makes_ours():
+def test_torchs_registry_creates_the_handler():
     handler = get_rendezvous_handler(params())
     assert isinstance(handler, MusterRendezvousHandler)
     assert handler.get_backend() == "muster"
     assert handler.get_run_id() == "job"
 
 
-def test_the_defaults_are_torchs():
+def test_defaults_are_torchs():
     assert made()[1].config == NodeConfig(
         endpoint="host:1",
         run_id="job",
@@ -100,8 +100,8 @@ def test_the_defaults_are_torchs():
     )
 
 
-def test_torchrun_hands_settings_over_as_text():
-    handler, attendance = made(
+def test_settings_are_accepted_as_text():
+    handler, membership = made(
         join_timeout="7",
         last_call_timeout="6",
         close_timeout="5",
@@ -111,11 +111,11 @@ def test_torchrun_hands_settings_over_as_text():
         read_timeout="1",
         timeout="900",
     )
-    config = attendance.config
+    config = membership.config
     assert (config.join_timeout, config.last_call_timeout, config.keep_alive_timeout) == (7, 6, 12)
     assert (config.call_timeout, config.connect_timeout) == (2, 1)
     handler.set_closed()
-    assert attendance.done == ["close 5"]
+    assert membership.done == ["close 5"]
 
 
 SETTINGS = [
@@ -131,7 +131,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("value", ["x", "", "0", "-3", "1.5", "1e3", None, 0])
 @pytest.mark.parametrize("key", SETTINGS)
-def test_a_setting_that_is_not_usable_is_named_with_an_example(key: str, value: Any):
+def test_unusable_setting_is_named_with_an_example(key: str, value: Any):
     with pytest.raises(ValueError) as caught:
         made(**{key: value})
     assert str(caught.value).startswith(
@@ -154,7 +154,7 @@ def test_a_setting_that_is_not_usable_is_named_with_an_example(key: str, value: 
         ("unix:///run/relay.sock, a", "unix:///run/relay.sock,a:7550"),
     ],
 )
-def test_an_endpoint_has_our_port_unless_it_names_one(given: str, endpoint: str):
+def test_endpoint_gets_the_default_port_unless_it_names_one(given: str, endpoint: str):
     assert made(given)[1].config.endpoint == endpoint
 
 
@@ -174,12 +174,12 @@ def test_an_endpoint_has_our_port_unless_it_names_one(given: str, endpoint: str)
         "unix://relay.sock,a:1",
     ],
 )
-def test_an_endpoint_that_is_none_is_a_value_error(given: str):
+def test_unusable_endpoint_is_a_value_error(given: str):
     with pytest.raises(ValueError, match="endpoint"):
         made(given)
 
 
-def test_without_an_endpoint_it_is_the_environments(monkeypatch: pytest.MonkeyPatch):
+def test_endpoint_defaults_to_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_ENDPOINT", "there:2")
     assert made("")[1].config.endpoint == "there:2"
     monkeypatch.setenv("MUSTER_ENDPOINT", "")
@@ -187,14 +187,14 @@ def test_without_an_endpoint_it_is_the_environments(monkeypatch: pytest.MonkeyPa
         made("")
 
 
-def test_without_an_address_a_node_goes_by_its_machines_name(monkeypatch: pytest.MonkeyPatch):
+def test_address_defaults_to_the_machines_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "getfqdn", lambda: "machine.example")
     handler = create_handler(RendezvousParameters("muster", "host:1", "job", 1, 1))
-    assert handler._attendance.config.address == "machine.example"
+    assert handler._membership.config.address == "machine.example"
 
 
 @pytest.mark.parametrize(("run_id", "why"), [("", "--rdzv-id is empty"), ("\udcff", "UTF-8")])
-def test_a_run_id_that_is_none_is_a_value_error(run_id: str, why: str):
+def test_unusable_run_id_is_a_value_error(run_id: str, why: str):
     with pytest.raises(ValueError, match=why):
         create_handler(params(run_id=run_id))
 
@@ -217,52 +217,52 @@ def test_a_run_id_that_is_none_is_a_value_error(run_id: str, why: str):
         ("", RendezvousConnectionError),
     ],
 )
-def test_a_refusal_becomes_torchs_error_with_the_sentence(reason: str, kind: type[RendezvousError]):
-    handler, attendance = made()
-    attendance.answer = RefusedError("what, why, and what to do", reason)
+def test_refusal_becomes_torchs_error_with_the_same_message(reason: str, kind: type[RendezvousError]):
+    handler, membership = made()
+    membership.answer = RefusedError("what, why, and what to do", reason)
     for action in (handler.next_rendezvous, handler.is_closed, handler.set_closed):
         with pytest.raises(RendezvousError) as caught:
             action()
         assert type(caught.value) is kind
         assert str(caught.value) == "what, why, and what to do"
-        assert caught.value.__cause__ is attendance.answer
+        assert caught.value.__cause__ is membership.answer
 
 
-def test_a_lost_coordinator_is_an_error_of_the_connection():
-    handler, attendance = made()
-    attendance.answer = ConnectError("where and why")
+def test_lost_coordinator_is_a_connection_error():
+    handler, membership = made()
+    membership.answer = ConnectError("where and why")
     with pytest.raises(RendezvousConnectionError, match="where and why"):
         handler.next_rendezvous()
 
 
-def test_shutting_down_closes_and_leaves_and_says_whether_it_was_heard():
-    handler, attendance = made()
+def test_shutdown_closes_leaves_and_returns_whether_the_run_is_closed():
+    handler, membership = made()
     assert handler.shutdown()
-    assert attendance.done == ["close 30", "leave"]
-    attendance.answer = MusterError("not there")
+    assert membership.done == ["close 30", "leave"]
+    membership.answer = MusterError("not there")
     assert not handler.shutdown()
-    assert attendance.done[2:] == ["close 30", "leave"], "it leaves in any case"
+    assert membership.done[2:] == ["close 30", "leave"], "it leaves in any case"
     assert handler._store._line is None
 
 
-def test_a_handler_that_is_dropped_lets_go_of_its_place_and_connection():
-    handler, attendance = made()
+def test_collected_handler_gives_up_its_place_and_connection():
+    handler, membership = made()
     store = handler._store
     del handler
     gc.collect()
-    assert attendance.done == ["abandon"]
+    assert membership.done == ["abandon"]
     assert store._line is None
 
 
 def test_fork_drops_handler_that_only_a_cycle_keeps():
-    handler, attendance = made()
+    handler, membership = made()
     handler.itself = handler  # type: ignore[attr-defined]
     gc.disable()
     try:
         del handler
-        assert attendance.done == []
+        assert membership.done == []
         rendezvous._drop_unreachable()
-        assert attendance.done == ["abandon"]
+        assert membership.done == ["abandon"]
     finally:
         gc.enable()
 
@@ -280,14 +280,14 @@ def test_fork_collects_nothing_where_no_handler_is_left(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_whether_it_is_closed_is_asked_only_when_it_was_not_told(closed: bool):
-    handler, attendance = made()
-    attendance.closed = closed
+def test_handler_asks_whether_the_run_is_closed_only_if_unknown(closed: bool):
+    handler, membership = made()
+    membership.closed = closed
     assert handler.is_closed() is closed
-    assert attendance.done == []
-    attendance.closed = None
+    assert membership.done == []
+    membership.closed = None
     assert handler.is_closed() is False
-    assert attendance.done == ["asked"]
+    assert membership.done == ["asked"]
 
 
 # ---------------------------------------------------------------------- what workers inherit
@@ -301,7 +301,7 @@ def test_workers_inherit_the_round_and_the_endpoint():
     assert os.environ["MUSTER_ROUND"] == "8"
 
 
-def test_the_workers_are_sent_to_the_coordinator_and_run_of_the_agents(monkeypatch: pytest.MonkeyPatch):
+def test_workers_inherit_the_agents_coordinator_and_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_ENDPOINT", "theirs:1")
     monkeypatch.setenv("MUSTER_RUN_ID", "theirs")
     handler, _ = made("ours:1", relay="false")
@@ -330,17 +330,15 @@ def relays(monkeypatch: pytest.MonkeyPatch) -> list[FakeRelay]:
         begun.append(FakeRelay(endpoint))
         return begun[-1]
 
-    monkeypatch.setattr(rendezvous, "begin", begin)
+    monkeypatch.setattr(rendezvous, "start", begin)
     return begun
 
 
 @pytest.mark.parametrize("conf", [{}, {"relay": "true"}, {"relay": "True"}, {"relay": True}, {"relay": "1"}])
-def test_an_agent_and_its_workers_speak_through_one_relay_in_all_rounds(
-    relays: list[FakeRelay], conf: dict[str, Any]
-):
-    handler, attendance = made("there:5", **conf)
+def test_agent_and_workers_use_one_relay_in_all_rounds(relays: list[FakeRelay], conf: dict[str, Any]):
+    handler, membership = made("there:5", **conf)
     (relay,) = relays
-    assert relay.endpoint == attendance.config.endpoint == handler._store.endpoint
+    assert relay.endpoint == membership.config.endpoint == handler._store.endpoint
     for round in (0, 1):
         handler._export(Place(round, 0, 1))
         assert os.environ["MUSTER_ENDPOINT"] == relay.endpoint
@@ -350,41 +348,41 @@ def test_an_agent_and_its_workers_speak_through_one_relay_in_all_rounds(
 
 
 @pytest.mark.parametrize("value", ["false", "False", "0", False, 0])
-def test_without_a_relay_the_workers_speak_for_themselves(relays: list[FakeRelay], value: Any):
+def test_workers_connect_directly_without_a_relay(relays: list[FakeRelay], value: Any):
     handler, _ = made("there:5", relay=value)
     handler._export(Place(0, 0, 1))
     assert (relays, os.environ["MUSTER_ENDPOINT"]) == ([], "there:5")
 
 
-def test_a_node_whose_relay_cannot_begin_goes_without():
-    handler, attendance = made("there:5")
+def test_node_goes_without_a_relay_that_cannot_start():
+    handler, membership = made("there:5")
     handler._export(Place(0, 0, 1))
-    assert attendance.config.endpoint == os.environ["MUSTER_ENDPOINT"] == "there:5"
+    assert membership.config.endpoint == os.environ["MUSTER_ENDPOINT"] == "there:5"
     handler.shutdown()
 
 
-def test_a_node_that_cannot_connect_leaves_no_relay(relays: list[FakeRelay], monkeypatch: pytest.MonkeyPatch):
+def test_node_that_cannot_connect_leaves_no_relay(relays: list[FakeRelay], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_TOKEN", "two words")
-    monkeypatch.setattr(rendezvous, "Attendance", Attendance)
+    monkeypatch.setattr(rendezvous, "NodeMembership", NodeMembership)
     with pytest.raises(EnvironmentValueError, match="MUSTER_TOKEN"):
         create_handler(params("there:5"))
     assert relays[0].done == [5.0]
 
 
-def test_a_handler_that_is_dropped_ends_its_relay_and_waits_for_nothing(relays: list[FakeRelay]):
+def test_collected_handler_stops_its_relay_without_waiting(relays: list[FakeRelay]):
     made("there:5")
     gc.collect()
     assert relays[0].done == [0.0]
 
 
 @pytest.mark.parametrize("value", ["", "yes", "2", "on", None])
-def test_a_relay_is_wanted_or_not(value: Any):
+def test_relay_setting_is_true_or_false(value: Any):
     with pytest.raises(ValueError, match=r"--rdzv-conf relay=.*: it must be true or false, such as relay="):
         made(relay=value)
 
 
 @pytest.mark.parametrize(("value", "shared"), [(None, True), ("0", True), ("1", False)])
-def test_the_agents_store_is_shared_unless_torchs_variable_says_no(
+def test_agents_store_is_shared_unless_torchs_variable_forbids_it(
     monkeypatch: pytest.MonkeyPatch, value: str | None, shared: bool
 ):
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
@@ -393,6 +391,6 @@ def test_the_agents_store_is_shared_unless_torchs_variable_says_no(
     assert made()[0].use_agent_store is shared
 
 
-def test_the_stand_in_has_what_the_real_one_has():
-    named = {name for name in vars(FakeAttendance) if not name.startswith("_")}
-    assert named <= set(vars(Attendance))
+def test_fake_membership_has_the_real_ones_attributes():
+    named = {name for name in vars(FakeMembership) if not name.startswith("_")}
+    assert named <= set(vars(NodeMembership))

@@ -22,7 +22,7 @@ from muster.worker import CoordinatorStore, MusterError, init_method
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.groups.group import Shape
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.node.relay import NodeRelay
 from muster.worker.session import sessions
 from muster.worker.session.session import Session, SessionConfig
@@ -174,7 +174,7 @@ def seconds(happen: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def test_a_session_calls_the_relay_first_and_shows_it_nothing(
+def test_session_calls_the_relay_first_without_a_token(
     relay: Peer, direct: Peer, monkeypatch: pytest.MonkeyPatch
 ):
     with session(f"{direct.address},{relay.address}") as one:
@@ -184,9 +184,7 @@ def test_a_session_calls_the_relay_first_and_shows_it_nothing(
     assert (relay.shown, direct.shown) == ([None], [])
 
 
-def test_where_there_is_only_the_relay_nothing_that_is_to_be_shown_is_looked_at(
-    relay: Peer, monkeypatch: pytest.MonkeyPatch
-):
+def test_relay_alone_needs_no_usable_credentials(relay: Peer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_TLS_CA", "/nowhere")
     monkeypatch.setenv("MUSTER_TLS_CERT", "without a key")
     monkeypatch.setenv("MUSTER_TOKEN_FILE", "/nowhere")
@@ -195,7 +193,7 @@ def test_where_there_is_only_the_relay_nothing_that_is_to_be_shown_is_looked_at(
     assert relay.shown == [None]
 
 
-def test_a_relay_that_is_to_be_pinged_faster_is_called_again(relay: Peer, direct: Peer):
+def test_stream_is_replaced_if_the_relay_asks_for_a_faster_keepalive(relay: Peer, direct: Peer):
     relay.session_ttl_ms = 3_000
     with session(f"{relay.address},{direct.address}") as one:
         one.join("p", Shape(1), PATIENCE)
@@ -204,14 +202,14 @@ def test_a_relay_that_is_to_be_pinged_faster_is_called_again(relay: Peer, direct
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_dead_socket_costs_no_time(direct: Peer, tmp_path: Path, is_there: bool):
+def test_dead_socket_costs_no_time(direct: Peer, tmp_path: Path, is_there: bool):
     dead = nobody(tmp_path / "dead", is_there=is_there)
     with session(f"{dead},{direct.address}") as one:
         assert seconds(lambda: one.join("p", Shape(1), PATIENCE)) < SOON
     assert direct.shown == [f"Bearer {TOKEN}"], "what holds for the others of the list"
 
 
-def test_one_that_listens_and_says_nothing_does_not_hold_a_session_for_long(direct: Peer, tmp_path: Path):
+def test_silent_socket_delays_a_session_only_briefly(direct: Peer, tmp_path: Path):
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(tmp_path / "mute"))
         mute.listen()
@@ -219,7 +217,7 @@ def test_one_that_listens_and_says_nothing_does_not_hold_a_session_for_long(dire
             assert seconds(lambda: one.join("p", Shape(1), PATIENCE)) < SOON
 
 
-def test_a_relay_that_goes_is_left_at_once_and_called_again_later(relay: Peer, direct: Peer):
+def test_relay_that_ends_is_left_at_once_and_called_again_later(relay: Peer, direct: Peer):
     endpoint = f"{relay.address},{direct.address}"
     with session(endpoint) as one:
         one.join("p", Shape(1), PATIENCE)
@@ -229,7 +227,7 @@ def test_a_relay_that_goes_is_left_at_once_and_called_again_later(relay: Peer, d
     assert replicas_of(endpoint).known() == [direct.address, relay.address]
 
 
-def test_one_that_was_given_alone_is_done_without_where_it_has_named_others(
+def test_session_leaves_its_only_relay_for_addresses_it_named(
     peer: Callable[..., Peer], direct: Peer, tmp_path: Path
 ):
     relay = peer(f"unix://{tmp_path / 'r'}", (direct.address, "unix:///elsewhere"))
@@ -241,14 +239,14 @@ def test_one_that_was_given_alone_is_done_without_where_it_has_named_others(
     assert "unix:///elsewhere" not in replicas_of(relay.address).known()
 
 
-def test_one_that_does_not_reach_the_coordinator_is_passed_over(relay: Peer, direct: Peer, tmp_path: Path):
+def test_relay_that_cannot_reach_the_coordinator_is_skipped(relay: Peer, direct: Peer, tmp_path: Path):
     relay.refuses = rich_status("RELAY_CUT_OFF", "the coordinator is out of the relay's reach.")
     with session(f"{relay.address},{direct.address}") as one:
         assert seconds(lambda: one.join("p", Shape(1), PATIENCE)) < SOON
     assert (relay.shown, direct.shown) == ([None], [f"Bearer {TOKEN}"])
 
 
-def test_who_was_welcomed_by_a_relay_is_not_sent_away_for_its_token(
+def test_refused_token_does_not_end_a_session_that_a_relay_welcomed(
     relay: Peer, direct: Peer, peer: Callable[..., Peer]
 ):
     direct.refuses = rich_status("TOKEN_UNKNOWN", "what token?", grpc.StatusCode.UNAUTHENTICATED)
@@ -261,7 +259,7 @@ def test_who_was_welcomed_by_a_relay_is_not_sent_away_for_its_token(
         assert one.barrier("p", PATIENCE).outcome is Outcome.RELEASED
 
 
-def test_what_cannot_be_reached_is_named_as_it_was_given(tmp_path: Path):
+def test_unreachable_socket_is_named_as_it_was_given(tmp_path: Path):
     path = tmp_path / "nobody"
     with session(f"unix://{path}") as one, pytest.raises(MusterError) as caught:
         one.join("p", Shape(1), 1.0)
@@ -269,7 +267,7 @@ def test_what_cannot_be_reached_is_named_as_it_was_given(tmp_path: Path):
     assert "No such file or directory" in str(caught.value)
 
 
-def test_a_path_may_hold_what_means_something_in_a_uri(peer: Callable[..., Peer], tmp_path: Path):
+def test_socket_path_may_contain_uri_characters(peer: Callable[..., Peer], tmp_path: Path):
     relay = peer(f"unix:{tmp_path}/a%20b:1%23%C3%A9")
     with session(f"unix://{tmp_path}/a b:1#é") as one:
         one.join("p", Shape(1), PATIENCE)
@@ -279,7 +277,7 @@ def test_a_path_may_hold_what_means_something_in_a_uri(peer: Callable[..., Peer]
 # ---------------------------------------------------------------------- store, rendezvous, barriers
 
 
-def test_a_store_calls_the_relay_first_and_does_without_it(relay: Peer, direct: Peer):
+def test_store_calls_the_relay_first_and_then_directly(relay: Peer, direct: Peer):
     store = CoordinatorStore(f"{relay.address},{direct.address}", "job")
     assert store.check(["k"])
     assert (relay.shown, direct.shown) == ([None], [])
@@ -306,8 +304,8 @@ def node_of(endpoint: str) -> NodeConfig:
     )
 
 
-def test_a_nodes_place_is_kept_through_the_relay_and_without_it(relay: Peer, direct: Peer):
-    node = Attendance(node_of(f"{relay.address},{direct.address}"))
+def test_node_keeps_its_place_through_the_relay_and_without_it(relay: Peer, direct: Peer):
+    node = NodeMembership(node_of(f"{relay.address},{direct.address}"))
     try:
         assert node.join() == Place(0, 0, 1)
         assert (relay.shown, direct.shown) == ([None], [])
@@ -318,11 +316,9 @@ def test_a_nodes_place_is_kept_through_the_relay_and_without_it(relay: Peer, dir
     assert direct.shown == [f"Bearer {TOKEN}"] * 2, "its place, and that it leaves"
 
 
-def test_an_agent_is_back_on_its_relay_when_the_coordinator_has_started_again(
-    peer: Callable[..., Peer], direct: Peer
-):
+def test_agent_returns_to_its_relay_after_a_coordinator_restart(peer: Callable[..., Peer], direct: Peer):
     relay = NodeRelay(direct.address)
-    node, store = Attendance(node_of(relay.endpoint)), CoordinatorStore(relay.endpoint, "job")
+    node, store = NodeMembership(node_of(relay.endpoint)), CoordinatorStore(relay.endpoint, "job")
     try:
         assert node.join() == Place(0, 0, 1)
         assert store.check(["k"])
@@ -338,14 +334,16 @@ def test_an_agent_is_back_on_its_relay_when_the_coordinator_has_started_again(
         relay.stop()
 
 
-def test_barriers_and_process_groups_take_the_environments(relay: Peer, monkeypatch: pytest.MonkeyPatch):
+def test_barriers_and_process_groups_use_the_environments_endpoint(
+    relay: Peer, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MUSTER_ENDPOINT", f"{relay.address},127.0.0.1:1")
     GrpcBarrier(0, 1, "p", timeout_secs=PATIENCE).execute_barrier()
     ((_, rank, world_size),) = init_method.meet("muster:///job?rank=0&world_size=1")
     assert (rank, world_size) == (0, 1)
 
 
-def test_the_log_says_through_which_socket(relay: Peer, caplog: pytest.LogCaptureFixture):
+def test_log_names_the_socket_of_a_session(relay: Peer, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO), session(relay.address) as one:
         one.join("p", Shape(1), PATIENCE)
     assert f"connected to {relay.address} as rank 0" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from muster.worker import step, steps
-from muster.worker.steps import News
+from muster.worker.steps import StepReporter
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +21,8 @@ def _nothing_noted() -> Iterator[None]:
     steps._number = None
 
 
-def test_a_step_is_told_once_and_not_too_often():
-    news = News()
+def test_step_is_reported_once_and_not_too_often():
+    news = StepReporter()
     news.welcomed(5.0)
     assert news.interval == 5.0
     assert news.take(100.0) is None
@@ -34,14 +34,14 @@ def test_a_step_is_told_once_and_not_too_often():
     assert news.take(1_000.0) is None
 
 
-def test_a_number_of_another_kind_is_told():
-    news = News()
+def test_integer_like_step_is_reported():
+    news = StepReporter()
     news.welcomed(5.0)
     step(np.int64(7))
     assert news.take(0.0) == 7
 
 
-def test_a_forked_child_has_taken_no_step():
+def test_forked_child_has_no_step():
     step(7)
     pid = os.fork()
     if pid == 0:
@@ -50,17 +50,17 @@ def test_a_forked_child_has_taken_no_step():
     assert steps._number == 7
 
 
-def test_another_stream_tells_it_again():
+def test_step_is_reported_again_on_another_stream():
     step(7)
     for _ in range(2):
-        news = News()
+        news = StepReporter()
         news.welcomed(5.0)
         assert news.take(0.0) == 7
 
 
 @pytest.mark.parametrize("interval", [None, 0.0])
-def test_nothing_is_told_to_a_coordinator_that_does_not_ask_for_it(interval: float | None):
-    news = News()
+def test_step_is_not_reported_to_a_coordinator_that_does_not_ask(interval: float | None):
+    news = StepReporter()
     if interval is not None:
         news.welcomed(interval)
     step(7)
@@ -84,8 +84,8 @@ NO_STEPS: list[Any] = [-1, 2**63, "7", 7.5, np.array([1, 2]), *TENSORS, Hostile(
 
 
 @pytest.mark.parametrize("number", NO_STEPS)
-def test_what_is_no_number_of_a_step_is_not_told(number: Any):
-    news = News()
+def test_unusable_step_is_not_reported(number: Any):
+    news = StepReporter()
     news.welcomed(5.0)
     step(number)
     assert news.take(0.0) is None
@@ -93,12 +93,12 @@ def test_what_is_no_number_of_a_step_is_not_told(number: Any):
     assert news.take(10.0) == 0
 
 
-def test_an_array_of_jax_is_not_fetched_from_its_device(monkeypatch: pytest.MonkeyPatch):
+def test_jax_array_is_not_fetched_from_its_device(monkeypatch: pytest.MonkeyPatch):
     class Array:
         def __index__(self) -> int:
             return 7
 
-    news = News()
+    news = StepReporter()
     news.welcomed(5.0)
     step(Array())
     with monkeypatch.context() as patch:

@@ -149,7 +149,7 @@ def store(stub: Stub) -> CoordinatorStore:
 
 
 @pytest.mark.parametrize("layer", [lambda store: store, lambda store: dist.PrefixStore("p", store)])
-def test_text_or_bytes_go_in_and_bytes_come_out(store: CoordinatorStore, stub: Stub, layer):
+def test_store_accepts_text_and_returns_bytes(store: CoordinatorStore, stub: Stub, layer):
     laid = layer(store)
     laid.set("k", "é")
     laid.append("k", "x")
@@ -170,16 +170,14 @@ def test_text_or_bytes_go_in_and_bytes_come_out(store: CoordinatorStore, stub: S
     assert [r.timeout_ms for r in stub.requests if isinstance(r, pb.WaitRequest)] == [300_000, 9_000]
 
 
-def test_bytes_need_not_be_text(store: CoordinatorStore, stub: Stub):
+def test_store_keeps_bytes_that_are_not_text(store: CoordinatorStore, stub: Stub):
     store.set("k", b"\xff\0")
     store.multi_set(["a", "b"], [b"\xff", "t"])
     assert store.list_keys() == ["a", "b"]
     assert [entry.value for entry in stub.requests[1].entries] == [b"\xff", b"t"]
 
 
-def test_the_changes_of_a_store_are_numbered_and_no_other_store_has_its_name(
-    store: CoordinatorStore, stub: Stub
-):
+def test_changes_carry_numbers_and_a_name_of_their_store(store: CoordinatorStore, stub: Stub):
     store.add("n", 1)
     store.set("k", "v")
     store.clone().add("n", 1)
@@ -188,13 +186,13 @@ def test_the_changes_of_a_store_are_numbered_and_no_other_store_has_its_name(
     assert names[0][0] == names[1][0] != names[2][0]
 
 
-def test_a_clone_has_the_same_keys_and_timeout(store: CoordinatorStore):
+def test_clone_has_the_same_keys_and_timeout(store: CoordinatorStore):
     store.set_timeout(timedelta(seconds=7))
     clone = store.clone()
     assert (clone.endpoint, clone.run_id, clone.timeout) == (ENDPOINT, "job", timedelta(seconds=7))
 
 
-def test_it_lives_on_when_only_torch_holds_it(stub: Stub):
+def test_store_stays_usable_if_only_torch_references_it(stub: Stub):
     laid: Any = dist.PrefixStore("p", CoordinatorStore(ENDPOINT, "job"))
     clone = laid.clone()
     gc.collect()
@@ -202,7 +200,7 @@ def test_it_lives_on_when_only_torch_holds_it(stub: Stub):
 
 
 @pytest.mark.parametrize("operation", [("queue_push", "k", "v"), ("queue_pop", "k"), ("queue_len", "k")])
-def test_queues_are_not_there_and_say_so(store: CoordinatorStore, operation: tuple[str, ...]):
+def test_queue_operations_are_refused_with_a_reason(store: CoordinatorStore, operation: tuple[str, ...]):
     name, *arguments = operation
     with pytest.raises(NotImplementedError, match="queue support is not implemented"):
         getattr(store, name)(*arguments)
@@ -211,25 +209,25 @@ def test_queues_are_not_there_and_say_so(store: CoordinatorStore, operation: tup
 # ---------------------------------------------------------------------- waiting
 
 
-def test_a_wait_has_the_stores_timeout_which_torch_may_set(store: CoordinatorStore, stub: Stub):
+def test_wait_uses_the_stores_timeout_which_torch_may_set(store: CoordinatorStore, stub: Stub):
     dist.PrefixStore("p", store).set_timeout(timedelta(seconds=2))
     store.get("a")
     assert stub.requests[0].timeout_ms == 2_000
     assert stub.sent[0][2] == 2.0 + store_module.ANSWER_GRACE
 
 
-def test_a_timeout_of_0_is_for_ever_as_in_torchs_stores(store: CoordinatorStore, stub: Stub):
+def test_timeout_of_0_waits_forever_as_in_torchs_stores(store: CoordinatorStore, stub: Stub):
     stub.failures = [UNAVAILABLE] * 50
     store.wait(["a"], timedelta(0))
     assert {(r.timeout_ms, timeout) for _, r, timeout in stub.sent} == {(0, None)}
 
 
-def test_a_timeout_below_a_millisecond_is_not_for_ever(store: CoordinatorStore, stub: Stub):
+def test_timeout_below_a_millisecond_does_not_wait_forever(store: CoordinatorStore, stub: Stub):
     store.wait(["a"], timedelta(microseconds=1))
     assert stub.requests[0].timeout_ms == 1
 
 
-def test_keys_that_do_not_come_are_a_store_error_with_their_names(store: CoordinatorStore, stub: Stub):
+def test_missing_keys_raise_a_store_error_that_names_them(store: CoordinatorStore, stub: Stub):
     stub.failures = [refusal(TIMED_OUT)]
     with pytest.raises(dist.DistStoreError) as caught:
         store.wait(["a", "b"], timedelta(seconds=1))
@@ -238,14 +236,14 @@ def test_keys_that_do_not_come_are_a_store_error_with_their_names(store: Coordin
     assert len(stub.sent) == 1
 
 
-def test_the_same_error_comes_through_a_prefix_store(store: CoordinatorStore, stub: Stub):
+def test_missing_keys_raise_the_same_error_through_a_prefix_store(store: CoordinatorStore, stub: Stub):
     stub.failures = [refusal(TIMED_OUT)]
     with pytest.raises(StoreTimeoutError) as caught:
         dist.PrefixStore("p", store).get("a")
     assert caught.value.keys == ("p/a",)
 
 
-def test_its_error_can_be_pickled():
+def test_timeout_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(StoreTimeoutError("why", ["a"])))
     assert (str(error), error.keys) == ("why", ("a",))
 
@@ -263,7 +261,7 @@ def test_its_error_can_be_pickled():
         pytest.param(upstream_lost(), id="relay has lost it"),
     ],
 )
-def test_a_change_is_sent_again_under_the_same_name(store: CoordinatorStore, stub: Stub, failure: Failure):
+def test_repeated_change_keeps_its_name_and_number(store: CoordinatorStore, stub: Stub, failure: Failure):
     stub.failures = [failure, failure]
     assert store.add("n", 1) == 3
     first, second, third = stub.requests
@@ -272,7 +270,7 @@ def test_a_change_is_sent_again_under_the_same_name(store: CoordinatorStore, stu
     assert stub.requests[-1].operation.number == 2
 
 
-def test_a_wait_that_is_sent_again_has_less_time(store: CoordinatorStore, stub: Stub, time: Time):
+def test_repeated_wait_has_less_time(store: CoordinatorStore, stub: Stub, time: Time):
     stub.failures = [UNAVAILABLE] * 5
     started = time.now
     store.wait(["a"], timedelta(seconds=60))
@@ -282,7 +280,7 @@ def test_a_wait_that_is_sent_again_has_less_time(store: CoordinatorStore, stub: 
     assert left[-1] < 60_000
 
 
-def test_a_token_file_that_is_away_for_a_moment_is_waited_for(store: CoordinatorStore, stub: Stub):
+def test_store_waits_for_a_token_file_that_is_briefly_missing(store: CoordinatorStore, stub: Stub):
     away = EnvironmentValueError("MUSTER_TOKEN_FILE = token: it cannot be read.")
     stub.failures = [away]
     with pytest.raises(EnvironmentValueError):
@@ -296,7 +294,7 @@ def test_a_token_file_that_is_away_for_a_moment_is_waited_for(store: Coordinator
         store.add("n", 1)
 
 
-def test_another_token_is_waited_for_from_the_refusal_on(
+def test_store_waits_for_a_new_token_after_a_refusal(
     store: CoordinatorStore, stub: Stub, time: Time, monkeypatch: pytest.MonkeyPatch
 ):
     """However long the coordinator was away before."""
@@ -313,7 +311,7 @@ def test_another_token_is_waited_for_from_the_refusal_on(
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
-def test_after_its_timeout_it_says_where_it_tried_and_what_went_wrong(
+def test_timeout_error_names_the_address_and_the_last_error(
     store: CoordinatorStore, stub: Stub, time: Time, code: grpc.StatusCode
 ):
     stub.failures = [Failure(code, "nobody there")] * 1_000
@@ -333,7 +331,7 @@ def test_after_its_timeout_it_says_where_it_tried_and_what_went_wrong(
     assert len(stub.sent) < 30
 
 
-def test_a_change_given_up_is_never_carried_out_late(store: CoordinatorStore, stub: Stub):
+def test_abandoned_change_is_never_carried_out_later(store: CoordinatorStore, stub: Stub):
     """The next one has a higher number, so that the coordinator refuses a copy that is still on its way."""
     stub.failures = [UNAVAILABLE] * 1_000
     store.set_timeout(timedelta(seconds=1))
@@ -344,7 +342,7 @@ def test_a_change_given_up_is_never_carried_out_late(store: CoordinatorStore, st
     assert stub.requests[-1].operation.number > stub.requests[0].operation.number
 
 
-def test_what_is_refused_is_not_sent_again(store: CoordinatorStore, stub: Stub):
+def test_refused_operation_is_not_repeated(store: CoordinatorStore, stub: Stub):
     stub.failures = [refusal(Refusal(Reason.NOT_A_NUMBER, "it is none."))]
     with pytest.raises(RefusedError, match=r"^it is none\.$") as caught:
         store.add("n", 1)
@@ -352,7 +350,7 @@ def test_what_is_refused_is_not_sent_again(store: CoordinatorStore, stub: Stub):
     assert len(stub.sent) == 1
 
 
-def test_a_failure_that_is_not_the_coordinators_word_is_explained(store: CoordinatorStore, stub: Stub):
+def test_error_of_another_program_is_explained(store: CoordinatorStore, stub: Stub):
     stub.failures = [Failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")]
     with pytest.raises(RefusedError) as caught:
         store.set("k", "v")
@@ -376,22 +374,20 @@ def test_a_failure_that_is_not_the_coordinators_word_is_explained(store: Coordin
         pytest.param(lambda _: CoordinatorStore("nowhere"), id="endpoint"),
     ],
 )
-def test_what_cannot_be_meant_is_a_value_error_and_not_sent(store: CoordinatorStore, stub: Stub, operation):
+def test_unusable_argument_is_a_value_error_and_not_sent(store: CoordinatorStore, stub: Stub, operation):
     with pytest.raises(ValueError):
         operation(store)
     assert stub.sent == []
 
 
-def test_what_is_not_given_is_taken_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch):
+def test_defaults_come_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MUSTER_ENDPOINT", "there:1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "elastic")
     store = CoordinatorStore()
     assert (store.endpoint, store.run_id, store.timeout) == ("there:1", "elastic", timedelta(seconds=300))
 
 
-def test_a_forked_child_is_told_that_it_cannot_use_it(
-    store: CoordinatorStore, monkeypatch: pytest.MonkeyPatch
-):
+def test_forked_child_cannot_use_its_parents_store(store: CoordinatorStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "getpid", lambda: 2)
     # Another thread of the parent was sending a change when it was forked.
     with store._turn:
@@ -400,8 +396,8 @@ def test_a_forked_child_is_told_that_it_cannot_use_it(
                 operation()
 
 
-def test_a_forked_child_cannot_open_another_if_its_parent_has_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fork_guard, "_claims", [])
+def test_forked_child_cannot_open_a_store_if_its_parent_has_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fork_guard, "_usages", [])
     parents = CoordinatorStore("127.0.0.1:3", "job")
     monkeypatch.setattr(os, "getpid", lambda: 2)
     parents.close()
@@ -409,14 +405,14 @@ def test_a_forked_child_cannot_open_another_if_its_parent_has_one(monkeypatch: p
         CoordinatorStore("127.0.0.1:3", "job")
 
 
-def test_a_closed_store_connects_again(store: CoordinatorStore, stub: Stub):
+def test_closed_store_connects_again_when_used(store: CoordinatorStore, stub: Stub):
     store.close()
     assert store._line is None
     assert store.add("n", 1) == 3
     assert store._line is not None
 
 
-def test_a_closed_store_waits_for_a_token_file_that_is_away_for_a_moment(
+def test_closed_store_waits_for_a_briefly_missing_token_file(
     store: CoordinatorStore, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ):
     store.add("n", 1)
@@ -434,7 +430,7 @@ def test_a_closed_store_waits_for_a_token_file_that_is_away_for_a_moment(
     assert away == []
 
 
-def test_the_stores_of_a_process_share_one_channel_for_each_coordinator():
+def test_stores_share_one_channel_for_each_coordinator():
     channels = [channel.shared_channel(Target(one)) for one in (ENDPOINT, ENDPOINT, "127.0.0.1:2")]
     assert [a is b for a, b in itertools.pairwise(channels)] == [True, False]
 
@@ -464,7 +460,7 @@ class FakeBarrier:
         ("muster:///job", {"MUSTER_ENDPOINT": ENDPOINT, "RANK": "0", "WORLD_SIZE": "2"}, 0, "job"),
     ],
 )
-def test_ranks_meet_under_the_number_of_their_barrier(
+def test_process_group_keys_carry_the_number_of_the_barrier(
     stub: Stub, monkeypatch: pytest.MonkeyPatch, url: str, environ: dict[str, str], rank: int, run_id: str
 ):
     monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
@@ -479,7 +475,7 @@ def test_ranks_meet_under_the_number_of_their_barrier(
     assert store.timeout == timedelta(seconds=20)
 
 
-def test_ranks_meet_at_whoever_leads_of_several(stub: Stub, monkeypatch: pytest.MonkeyPatch):
+def test_init_method_accepts_several_coordinators(stub: Stub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
     assert next(dist.rendezvous("muster://127.0.0.1:1,127.0.0.1:2/job", 1, 2))[1:] == (1, 2)
     assert FakeBarrier.made[3] == "127.0.0.1:1,127.0.0.1:2"
@@ -489,14 +485,14 @@ def test_ranks_meet_at_whoever_leads_of_several(stub: Stub, monkeypatch: pytest.
     "url",
     ["muster://127.0.0.1:1/job?rank=x&world_size=2", "muster://127.0.0.1:1/job?ranks=1", "muster://here/job"],
 )
-def test_an_init_method_that_cannot_be_meant_is_a_value_error(url: str, monkeypatch: pytest.MonkeyPatch):
+def test_unusable_init_method_is_a_value_error(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError):
         next(init_method.meet(url))
 
 
-def test_torch_knows_the_scheme(stub: Stub, monkeypatch: pytest.MonkeyPatch):
+def test_torch_knows_the_init_methods_scheme(stub: Stub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
     meeting = dist.rendezvous("muster://127.0.0.1:1/job", 1, 2)
     assert next(meeting)[1:] == (1, 2)

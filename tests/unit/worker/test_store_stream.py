@@ -16,7 +16,7 @@ from lab.patience import PATIENCE
 from muster.client.replicas import Target
 from muster.v1 import store_pb2 as pb
 from muster.worker import store_stream as store_line
-from muster.worker.store_stream import CALLS, CALLS_FOR, MOST_BYTES, NAMES, SOON, SPARE, StoreLine
+from muster.worker.store_stream import CALLS, CALLS_FOR, MAX_BYTES, NAMES, SOON, SPARE, StoreConnection
 from muster.worker.transport.channel import SharedChannel
 
 CHECK = pb.CheckRequest(run_id="job", keys=["k"])
@@ -94,30 +94,30 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 
 @pytest.fixture
-def line(stub: Stub) -> StoreLine:
+def line(stub: Stub) -> StoreConnection:
     channel: Any = None
-    return StoreLine(Target("host:1"), SharedChannel(channel, ()))
+    return StoreConnection(Target("host:1"), SharedChannel(channel, ()))
 
 
-def ask(line: StoreLine, timeout: float | None = 5.0) -> bool:
+def ask(line: StoreConnection, timeout: float | None = 5.0) -> bool:
     answer = line.ask(CHECK, timeout, ())
     assert isinstance(answer, pb.CheckResponse)
     return answer.present
 
 
-def test_every_request_has_its_name_on_a_stream_and_its_call():
+def test_each_request_has_a_stream_field_and_a_call():
     assert set(CALLS) == {*NAMES, "muster.v1.OperateRequest"}
     assert NAMES["muster.v1.StoreServiceGetRequest"] == "get"
     assert CALLS["muster.v1.StoreServiceGetRequest"] == "Get"
 
 
-def test_operations_share_a_stream(line: StoreLine, stub: Stub):
+def test_operations_share_one_stream(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM] * 3]
     assert all(ask(line) for _ in range(3))
     assert [timeout for _, timeout in stub.opened] == [5.0 + 5.0]
 
 
-def test_a_stream_for_ever_has_no_deadline(line: StoreLine, stub: Stub):
+def test_stream_without_a_timeout_has_no_deadline(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM] * 2, [ON_STREAM]]
     assert ask(line, None)
     assert ask(line, None)
@@ -125,8 +125,8 @@ def test_a_stream_for_ever_has_no_deadline(line: StoreLine, stub: Stub):
     assert [timeout for _, timeout in stub.opened] == [None, 5.0 + 5.0]
 
 
-def test_one_that_leaves_too_little_time_is_not_used(
-    line: StoreLine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+def test_stream_with_too_little_time_left_is_not_used(
+    line: StoreConnection, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -142,21 +142,21 @@ def test_one_that_leaves_too_little_time_is_not_used(
 
 
 @pytest.mark.parametrize("end", [StopIteration(), Ended(grpc.StatusCode.UNAVAILABLE)])
-def test_one_that_has_ended_since_it_was_used_is_opened_anew(line: StoreLine, stub: Stub, end: Exception):
+def test_stream_that_ended_while_idle_is_replaced(line: StoreConnection, stub: Stub, end: Exception):
     stub.prepared = [[ON_STREAM, end], [ON_STREAM]]
     assert ask(line)
     assert ask(line)
     assert (len(stub.opened), stub.calls) == (2, [])
 
 
-def test_a_wait_that_is_lost_is_its_callers_to_send_again_with_what_time_is_left(line: StoreLine, stub: Stub):
+def test_lost_wait_is_left_to_its_caller_to_repeat(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM, Ended(grpc.StatusCode.UNAVAILABLE)]]
     assert ask(line)
     with pytest.raises(grpc.RpcError):
         line.ask(pb.WaitRequest(run_id="job", keys=["k"], timeout_ms=5000), 5.0, ())
 
 
-def test_a_new_one_that_ends_without_a_word_is_left_for_a_call(line: StoreLine, stub: Stub):
+def test_operation_becomes_a_call_if_a_new_stream_ends_silently(line: StoreConnection, stub: Stub):
     stub.prepared = [[], []]
     assert not ask(line)
 
@@ -170,7 +170,9 @@ def test_a_new_one_that_ends_without_a_word_is_left_for_a_call(line: StoreLine, 
         grpc.StatusCode.UNAUTHENTICATED,
     ],
 )
-def test_how_a_new_one_ends_is_the_operations_end(line: StoreLine, stub: Stub, code: grpc.StatusCode):
+def test_error_of_a_new_stream_is_the_operations_error(
+    line: StoreConnection, stub: Stub, code: grpc.StatusCode
+):
     stub.prepared = [[Ended(code)], [ON_STREAM]]
     with pytest.raises(grpc.RpcError):
         ask(line)
@@ -178,7 +180,7 @@ def test_how_a_new_one_ends_is_the_operations_end(line: StoreLine, stub: Stub, c
     assert ask(line)
 
 
-def test_a_refusal_is_not_asked_for_twice(line: StoreLine, stub: Stub):
+def test_refused_operation_is_not_repeated(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM, Ended(grpc.StatusCode.INVALID_ARGUMENT)], [ON_STREAM]]
     assert ask(line)
     with pytest.raises(grpc.RpcError):
@@ -187,7 +189,7 @@ def test_a_refusal_is_not_asked_for_twice(line: StoreLine, stub: Stub):
     assert len(stub.opened) == 2
 
 
-def test_a_coordinator_that_knows_no_streams_is_not_asked_for_one_again(line: StoreLine, stub: Stub):
+def test_coordinator_without_streams_is_asked_for_one_only_once(line: StoreConnection, stub: Stub):
     stub.prepared = [[Ended(grpc.StatusCode.UNIMPLEMENTED)]]
     assert not ask(line)
     assert not ask(line)
@@ -195,8 +197,8 @@ def test_a_coordinator_that_knows_no_streams_is_not_asked_for_one_again(line: St
     assert len(stub.opened) == 1
 
 
-def test_one_that_holds_enough_of_them_is_called_and_asked_again_later(
-    line: StoreLine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+def test_coordinator_with_too_many_streams_is_asked_again_later(
+    line: StoreConnection, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -208,7 +210,7 @@ def test_one_that_holds_enough_of_them_is_called_and_asked_again_later(
     assert stub.calls == [5.0, 5.0]
 
 
-def test_one_that_was_seen_to_end_is_not_asked(line: StoreLine, stub: Stub):
+def test_ended_stream_is_not_used(line: StoreConnection, stub: Stub):
     """Else its end would be a wait's, and speak against the relay that it went through."""
     stub.prepared = [[ON_STREAM, Ended(grpc.StatusCode.UNAVAILABLE)], [ON_STREAM]]
     assert ask(line)
@@ -217,8 +219,8 @@ def test_one_that_was_seen_to_end_is_not_asked(line: StoreLine, stub: Stub):
     assert [stream.cancelled for stream, _ in stub.opened] == [True, False]
 
 
-def test_nobody_waits_for_much_longer_than_he_would_have_for_a_call(
-    line: StoreLine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+def test_operation_on_a_stream_takes_little_longer_than_a_call_may(
+    line: StoreConnection, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -244,22 +246,22 @@ def test_nobody_waits_for_much_longer_than_he_would_have_for_a_call(
     assert stub.opened[-1][1] == 300.0 + SPARE
 
 
-def test_what_is_large_is_a_call(line: StoreLine, stub: Stub):
+def test_large_operation_is_a_call(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM]]
-    large = pb.CheckRequest(run_id="job", keys=["k" * MOST_BYTES])
+    large = pb.CheckRequest(run_id="job", keys=["k" * MAX_BYTES])
     answer = line.ask(large, 5.0, ())
     assert isinstance(answer, pb.CheckResponse)
     assert (answer.present, stub.opened) == (False, [])
 
 
-def test_an_answer_to_something_else_is_none(line: StoreLine, stub: Stub):
+def test_answer_to_another_operation_is_not_accepted(line: StoreConnection, stub: Stub):
     stub.prepared = [[pb.OperateResponse(wait=pb.WaitResponse())], [ON_STREAM]]
     assert not ask(line)
     assert stub.opened[0][0].cancelled
     assert ask(line)
 
 
-def test_an_end_keeps_nothing_alive(line: StoreLine, stub: Stub):
+def test_error_of_a_stream_keeps_nothing_alive(line: StoreConnection, stub: Stub):
     """The call that has ended holds its channel, which a child that is forked may have to do without."""
     gc.collect()
     gc.disable()
@@ -277,7 +279,7 @@ def test_an_end_keeps_nothing_alive(line: StoreLine, stub: Stub):
         gc.enable()
 
 
-def test_while_one_waits_others_are_calls(line: StoreLine, stub: Stub):
+def test_operation_is_a_call_while_another_uses_the_stream(line: StoreConnection, stub: Stub):
     waits, goes_on = threading.Event(), threading.Event()
 
     def wait() -> pb.OperateResponse:
@@ -296,7 +298,7 @@ def test_while_one_waits_others_are_calls(line: StoreLine, stub: Stub):
     assert answers == [True]
 
 
-def test_an_answer_that_nobody_waited_for_is_nobody_elses(line: StoreLine, stub: Stub):
+def test_interrupted_operations_answer_reaches_no_other_operation(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM, KeyboardInterrupt()], [ON_STREAM]]
     assert ask(line)
     with pytest.raises(KeyboardInterrupt):
@@ -306,9 +308,9 @@ def test_an_answer_that_nobody_waited_for_is_nobody_elses(line: StoreLine, stub:
     assert stub.opened[0][0].cancelled
 
 
-def test_it_ends_with_its_line(line: StoreLine, stub: Stub):
+def test_stream_ends_when_its_store_is_collected(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM]]
-    line = StoreLine(line.target, line.channel)
+    line = StoreConnection(line.target, line.channel)
     assert ask(line)
     stream = stub.opened[0][0]
     del line
@@ -317,7 +319,7 @@ def test_it_ends_with_its_line(line: StoreLine, stub: Stub):
     assert next(stream.said, None) is None
 
 
-def test_open_stream_ends_before_grpcs_modules_at_the_exit(line: StoreLine, stub: Stub):
+def test_open_stream_ends_before_grpcs_modules_at_the_exit(line: StoreConnection, stub: Stub):
     stub.prepared = [[ON_STREAM]]
     assert ask(line)
     assert line._stream is not None
@@ -325,7 +327,7 @@ def test_open_stream_ends_before_grpcs_modules_at_the_exit(line: StoreLine, stub
 
 
 def test_forked_child_leaves_the_stream_of_its_parent_alone(
-    line: StoreLine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    line: StoreConnection, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ):
     stub.prepared = [[ON_STREAM]]
     assert ask(line)

@@ -1,12 +1,12 @@
 """What a training process imports to take part in Muster's barriers, and to use its store.
 
-Importing this package registers barrier type ``grpc`` in torch's own registry of barriers, where this
-torch has one, as soon as that is imported, and in :mod:`muster.worker.barriers` in any case; and
-``muster://`` as an init method of ``torch.distributed.init_process_group``, where torch has not loaded
-:mod:`_muster_torch_autoload` by itself.
+Importing this package registers barrier type ``grpc`` in :mod:`muster.worker.barriers`. If this torch has a
+registry of barriers of its own, the type is registered there too, when that registry is imported. The import
+also makes ``muster://`` an init method of ``torch.distributed.init_process_group``, unless torch has already
+loaded :mod:`_muster_torch_autoload`.
 
-It does not load torch where torch says when it is loaded: the same is done then. A name is imported when it
-is first used, so that a process without torch has all that needs none.
+The package does not load torch if torch will announce its own import: the registration happens then. Each
+name is imported at its first use, so a process without torch can use everything that does not need torch.
 """
 
 import os
@@ -94,12 +94,12 @@ _MODULES = {
     "store": ("CoordinatorStore",),
     "groups.write_report": ("WriteReport",),
 }
-"""Where names are that are not errors."""
+"""The modules of the names that are not errors."""
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def _load(name: str) -> object:
-    """A name of the package, or one of its modules."""
+    """Import a name of the package, or one of its modules."""
     if name in __all__:
         return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)
     if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
@@ -107,7 +107,7 @@ def _load(name: str) -> object:
     return import_module(f"{__name__}.{name}")
 
 
-if not TYPE_CHECKING:  # Else a name that is not there would be taken for one that is.
+if not TYPE_CHECKING:  # A type checker would accept any name otherwise.
 
     def __getattr__(name: str) -> object:
         try:
@@ -126,8 +126,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _is_told() -> bool:
-    """Whether torch tells when it is loaded: it then loads the entry points of its group."""
+def _is_announced() -> bool:
+    """Return whether torch announces its import: it then loads the entry points of its group."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return False
     return bool(distribution("muster-coordinator").entry_points.select(group="torch.backends"))
@@ -136,12 +136,12 @@ def _is_told() -> bool:
 def _finds_torch() -> bool:
     try:
         return find_spec("torch") is not None
-    except (ImportError, ValueError):  # Something stands in its way, or for it.
+    except (ImportError, ValueError):  # Another module hides or replaces it.
         return False
 
 
-if _finds_torch() and ("torch" in sys.modules or not _is_told()):
-    import torch.distributed  # noqa: F401 - before the errors, whose root it has
+if _finds_torch() and ("torch" in sys.modules or not _is_announced()):
+    import torch.distributed  # noqa: F401 - before the errors: it has their base class
 
     from _muster_torch_autoload import register
 

@@ -7,10 +7,10 @@ from muster.v1 import common_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """How a run was closed: for good, and by the first one who did."""
+    """How a run was closed. The first call closes it for good."""
 
     by: str
-    """Who closed it, for people."""
+    """The author of the call, for people."""
     reason: str
     """Why, for people; may be empty."""
     at: float
@@ -21,5 +21,5 @@ class Closed:
 
 
 def closed_from_pb(message: pb.Closed) -> Closed:
-    """The coordinator's message as a :class:`Closed`."""
+    """Convert the coordinator's message."""
     return Closed(message.by, message.reason, message.closed_at.seconds + message.closed_at.nanos / 1e9)

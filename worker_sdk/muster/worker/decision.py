@@ -1,4 +1,4 @@
-"""What the coordinator decided, as a worker sees it."""
+"""The coordinator's decisions, as a worker sees them."""
 
 import enum
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from muster.v1 import common_pb2 as pb
 
 
 class Outcome(enum.Enum):
-    """What a barrier came to. The names are those of ``muster.v1.Outcome``."""
+    """The outcome of a barrier. The names are those of ``muster.v1.Outcome``."""
 
     RELEASED = "RELEASED"
     """Every required rank arrived, and none voted to fail."""
@@ -21,7 +21,7 @@ class Outcome(enum.Enum):
     MISMATCHED = "MISMATCHED"
     """Living ranks disagreed on the world size or the participants."""
     UNKNOWN = "UNKNOWN"
-    """The coordinator could not be asked; it has decided, or will, and tells it when asked again."""
+    """The coordinator could not be reached. Execute the barrier again to learn its decision."""
 
 
 class MissingState(enum.Enum):
@@ -30,18 +30,18 @@ class MissingState(enum.Enum):
     NEVER_JOINED = "NEVER_JOINED"
     """No process of this rank was seen in this generation."""
     NOT_ARRIVED = "NOT_ARRIVED"
-    """Its process is there, and has not arrived."""
+    """Its process is connected, and has not arrived."""
     CONNECTION_LOST = "CONNECTION_LOST"
     """The session of its process broke and has not come back."""
     LEFT = "LEFT"
     """Its process said goodbye."""
     EVICTED = "EVICTED"
-    """Someone outside the run sent its process away."""
+    """An operator evicted its process."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRank:
-    """One rank that a barrier waited for in vain."""
+    """A rank that did not arrive at a barrier."""
 
     rank: int
     """The rank."""
@@ -56,8 +56,8 @@ class MissingRank:
     last_sequence: int | None = None
     """The last barrier of the group that it arrived at."""
     doing: str = ""
-    """What it was seen doing a few seconds before, for people: ``main thread in all_reduce, train.py:214``.
-    Empty if that is not known."""
+    """What its process did a few seconds before, for people: ``main thread in all_reduce, train.py:214``.
+    Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Failure:
     pid: int
     """Its process id."""
     reason: str
-    """In the rank's own words."""
+    """Why, in the rank's own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Decision:
     sequence: int
     """The barrier's number within its group, from 0."""
     outcome: Outcome
-    """What it came to."""
+    """Its outcome."""
     message: str
     """What happened, for people."""
     missing: tuple[MissingRank, ...] = ()
@@ -91,7 +91,7 @@ class Decision:
     failures: tuple[Failure, ...] = ()
     """The votes that aborted it, if votes did."""
     payloads: Mapping[int, bytes] = field(default_factory=dict)
-    """What each rank handed in; ranks that handed in nothing are absent."""
+    """The payloads by rank; a rank without a payload is absent."""
     wait: float = 0.0
     """Seconds from the first arrival to the decision, on the coordinator's clock."""
     skew: float = 0.0
@@ -106,7 +106,7 @@ class Decision:
 
 
 def decision_from_pb(message: pb.Decision) -> Decision:
-    """A decision from its message."""
+    """Convert a decision's message."""
     return Decision(
         prefix=message.prefix,
         sequence=message.sequence,
@@ -122,7 +122,7 @@ def decision_from_pb(message: pb.Decision) -> Decision:
 
 
 def missing_from_pb(message: pb.MissingRank) -> MissingRank:
-    """A missing rank from its message."""
+    """Convert a missing rank's message."""
     state = _missing_state(message.state)
     seen = state is not MissingState.NEVER_JOINED
     return MissingRank(
@@ -137,7 +137,7 @@ def missing_from_pb(message: pb.MissingRank) -> MissingRank:
 
 
 def _outcome(value: "pb.Outcome.ValueType") -> Outcome:
-    """The outcome; UNKNOWN, which is no release, for one that only a newer coordinator knows."""
+    """Return the outcome. One that only a newer coordinator knows is UNKNOWN, so never a release."""
     try:
         return Outcome(pb.Outcome.Name(value).removeprefix("OUTCOME_"))
     except ValueError:
@@ -145,7 +145,7 @@ def _outcome(value: "pb.Outcome.ValueType") -> Outcome:
 
 
 def _missing_state(value: "pb.MissingState.ValueType") -> MissingState:
-    """The state; what is common to all, for one that only a newer coordinator knows."""
+    """Return the state. One that only a newer coordinator knows is NOT_ARRIVED, which is true of all."""
     try:
         return MissingState(pb.MissingState.Name(value).removeprefix("MISSING_STATE_"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a worker may leave to its environment. Explicit arguments win."""
+"""Settings that a worker may take from environment variables. Explicit arguments win."""
 
 import os
 import socket
@@ -11,13 +11,13 @@ DEFAULT_RUN_ID = "default"
 
 
 def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Where the coordinator is: the argument, else ``MUSTER_ENDPOINT``.
+    """Return the coordinator's address: the argument, else ``MUSTER_ENDPOINT``.
 
     Returns:
         ``HOST:PORT`` or ``unix:///PATH``, or several with commas between.
 
     Raises:
-        EnvironmentValueError: neither is given, or a part of it is no address.
+        EnvironmentValueError: neither is given, or a part of it is not an address.
     """
     value = given or environ.get("MUSTER_ENDPOINT", "")
     if not value:
@@ -28,17 +28,17 @@ def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def run_id(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The run: the argument, ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
+    """Return the run: the argument, ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
 
     Raises:
-        EnvironmentValueError: it cannot be put in UTF-8.
+        EnvironmentValueError: UTF-8 cannot encode it.
     """
     value = given or environ.get("MUSTER_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_RUN_ID
     return text("run_id", value)
 
 
 def generation(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """The job's life: the argument, ``MUSTER_ROUND``, ``TORCHELASTIC_RESTART_COUNT``, else 0.
+    """Return the job's life: the argument, ``MUSTER_ROUND``, ``TORCHELASTIC_RESTART_COUNT``, else 0.
 
     Raises:
         EnvironmentValueError: it is not a number from 0 up.
@@ -47,25 +47,25 @@ def generation(given: int | None, environ: Mapping[str, str] = os.environ) -> in
 
 
 def rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """The global rank: the argument, else ``RANK``.
+    """Return the global rank: the argument, else ``RANK``.
 
     Raises:
-        EnvironmentValueError: there is none, or it is not a number from 0 up.
+        EnvironmentValueError: neither is set, or the value is not a number from 0 up.
     """
     return _number("global_rank", given, ("RANK",), environ, None)
 
 
 def world_size(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """The number of ranks: the argument, else ``WORLD_SIZE``.
+    """Return the number of ranks: the argument, else ``WORLD_SIZE``.
 
     Raises:
-        EnvironmentValueError: there is none, or it is not a number from 0 up.
+        EnvironmentValueError: neither is set, or the value is not a number from 0 up.
     """
     return _number("global_world_size", given, ("WORLD_SIZE",), environ, None)
 
 
 def node_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The rank of this node in its round: ``GROUP_RANK``, as torchrun sets it; None if it is not set.
+    """Return this node's rank in its round: ``GROUP_RANK``, as torchrun sets it; None if it is not set.
 
     Raises:
         EnvironmentValueError: it is not a number from 0 up.
@@ -91,21 +91,28 @@ def _number(
     return default
 
 
-MOST = 2**31 - 1
+MAX_NUMBER = 2**31 - 1
 """The largest rank, world size or generation that fits the protocol's fields."""
 
 
 def _natural(name: str, value: str) -> int:
-    if not (value.isascii() and value.isdigit() and len(value) <= len(str(MOST)) and int(value) <= MOST):
-        raise EnvironmentValueError(f"{name} = {value:.40}: it must be a whole number from 0 to {MOST}.")
+    if not (
+        value.isascii()
+        and value.isdigit()
+        and len(value) <= len(str(MAX_NUMBER))
+        and int(value) <= MAX_NUMBER
+    ):
+        raise EnvironmentValueError(
+            f"{name} = {value:.40}: it must be a whole number from 0 to {MAX_NUMBER}."
+        )
     return int(value)
 
 
 def text(name: str, value: str) -> str:
-    """A name that can travel: one that UTF-8 can carry.
+    """Check that UTF-8 can encode a name, and return the name.
 
     Raises:
-        EnvironmentValueError: it holds lone surrogates, as bytes that are no UTF-8 do.
+        EnvironmentValueError: it has lone surrogates, which stand for bytes that are not UTF-8.
     """
     try:
         value.encode()
@@ -115,5 +122,5 @@ def text(name: str, value: str) -> str:
 
 
 def host() -> str:
-    """The name under which this machine's processes are reported."""
+    """Return the name under which this machine's processes are reported."""
     return socket.gethostname() or "unknown host"

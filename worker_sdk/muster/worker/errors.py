@@ -1,6 +1,7 @@
-"""What goes wrong at a barrier or in a store, as exceptions that handlers of store errors already catch.
+"""The errors of barriers and stores.
 
-They are below torch's error of stores wherever torch is loaded; a process without torch has them, too.
+If torch is loaded, they are subclasses of its ``DistStoreError``, so existing handlers catch them. A process
+without torch has the same errors.
 """
 
 import sys
@@ -14,15 +15,15 @@ if TYPE_CHECKING or sys.modules.get("torch") is not None:
 else:
 
     class _Root(RuntimeError):
-        """Until torch is loaded, and :mod:`muster.worker.torch_compat` with it."""
+        """The base class until torch is loaded; :mod:`muster.worker.torch_compat` replaces it then."""
 
 
 class MusterError(_Root):
-    """The root of all errors of this SDK."""
+    """The base class of all errors of this SDK."""
 
 
 class ConnectError(MusterError):
-    """The coordinator could not be reached, or the session not be set up, in time."""
+    """The coordinator could not be reached in time, or the session could not be set up in time."""
 
 
 class RefusedError(MusterError):
@@ -42,11 +43,11 @@ class RefusedError(MusterError):
 
 
 class StoreTimeoutError(MusterError):
-    """Keys were waited for, and not all of them were set in time.
+    """Not all keys of a wait were set in time.
 
     Args:
-        message: which are missing, and what to do next.
-        keys: all keys that were waited for.
+        message: the missing keys, and what to do next.
+        keys: all keys of the wait.
     """
 
     def __init__(self, message: str, keys: Sequence[str]) -> None:
@@ -61,10 +62,10 @@ class BarrierError(MusterError):
     """A barrier was not released. All ranks get the same outcome.
 
     Args:
-        message: what happened, who is missing, and what to do next.
+        message: what happened, which ranks are missing, and what to do next.
         prefix: the barrier's group.
         sequence: its number within the group.
-        outcome: what it came to.
+        outcome: its outcome.
         missing: every rank that had not arrived.
     """
 
@@ -92,7 +93,7 @@ class BarrierTimeoutError(BarrierError):
 
 
 class BarrierAbortedError(BarrierError):
-    """A rank voted to fail, an operator aborted it, or others took the group over: the message says which."""
+    """A rank voted to fail, an operator aborted it, or other ranks took the group over; see the message."""
 
 
 class MemberLostError(BarrierError):
@@ -106,18 +107,18 @@ class BarrierMismatchError(BarrierError):
 class OutcomeUnknownError(BarrierError):
     """The coordinator could not be reached, so this rank does not know the outcome.
 
-    The barrier is neither released nor failed for that reason. Executing the barrier again asks for
-    the outcome of this same sequence.
+    That neither releases nor fails the barrier. To execute the barrier again asks for the outcome of the same
+    sequence.
     """
 
 
 class AsyncSaveError(MusterError):
-    """A save was not committed, on any rank, and nobody has finalized it.
+    """No rank has committed a save, and none has finalized it.
 
     Args:
         message: what happened: which ranks failed or are missing, where they run, and why.
         call_idx: the number of the save in its queue.
-        decision: what the ranks were told.
+        decision: the coordinator's decision.
     """
 
     def __init__(self, message: str, call_idx: int, decision: Decision) -> None:
@@ -125,7 +126,7 @@ class AsyncSaveError(MusterError):
         self.call_idx = call_idx
         self.decision = decision
         self.finalized: tuple[int, ...] = ()
-        """What the same call had finalized before: numbers of saves; of a ``Checkpointer``, steps."""
+        """What the same call finalized before: numbers of saves, or the steps of a ``Checkpointer``."""
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -134,7 +135,7 @@ class AsyncSaveError(MusterError):
 
     @property
     def missing(self) -> tuple[MissingRank, ...]:
-        """The ranks that had not said how their write ended."""
+        """The ranks that had not reported the end of their write."""
         return self.decision.missing
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -150,7 +151,7 @@ _BY_OUTCOME: dict[Outcome, type[BarrierError]] = {
 
 
 def error_for(decision: Decision) -> BarrierError:
-    """The exception for a decision other than a release."""
+    """Return the exception for a decision other than a release."""
     return _BY_OUTCOME.get(decision.outcome, BarrierError)(
         decision.message, decision.prefix, decision.sequence, decision.outcome, decision.missing
     )

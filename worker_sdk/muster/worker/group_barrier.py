@@ -1,4 +1,4 @@
-"""The ranks' barriers, for whoever needs no torch."""
+"""The ranks' barriers, without torch."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT = 300.0
 
 
 class GroupBarrier(VotingBarrier):
-    """A barrier that the Muster coordinator decides, once and for every rank alike. It needs no torch.
+    """A barrier that the Muster coordinator decides once, alike for all ranks. It needs no torch.
 
     Two objects with one prefix in one process share the session and the sequence.
 
@@ -48,7 +48,7 @@ class GroupBarrier(VotingBarrier):
 
     Raises:
         ConnectError: the coordinator could not be reached in time.
-        RefusedError: the coordinator refused this process, for example since a newer generation runs.
+        RefusedError: the coordinator refused this process, for example because a newer generation runs.
         ValueError: an argument is not usable.
     """
 
@@ -100,7 +100,7 @@ class GroupBarrier(VotingBarrier):
         self._session.join(barrier_prefix, shape, timeout_barrier_init_secs)
 
     def sibling(self, barrier_prefix: str) -> Self:
-        """A barrier of another group for the same ranks, on the same session.
+        """Make a barrier of another group for the same ranks, on the same session.
 
         Args:
             barrier_prefix: the other group.
@@ -145,21 +145,21 @@ class GroupBarrier(VotingBarrier):
 
     @property
     def closed(self) -> Closed | None:
-        """How the run was closed, as the coordinator told; None while it is open. Barriers go on."""
+        """How the run was closed; None while it is open. Barriers still work in a closed run."""
         return self._session.closed
 
     @property
     def config(self) -> SessionConfig:
-        """Who speaks here, and to whom."""
+        """This process, and its coordinator."""
         return self._session.config
 
     @property
     def save_asked(self) -> SaveAsked | None:
-        """The save that all ranks were asked for last, as the coordinator told."""
+        """The save that all ranks were asked for last."""
         return self._session.save_asked
 
     def next_save_asked(self, known: SaveAsked | None) -> SaveAsked:
-        """Wait until another save is asked for than this one.
+        """Wait until all ranks are asked for another save than this one.
 
         Raises:
             MusterError: the session is over.
@@ -167,28 +167,28 @@ class GroupBarrier(VotingBarrier):
         return self._session.next_save_asked(known)
 
     def skip_to(self, sequence: int) -> None:
-        """Pass over barriers that were decided without this rank, and that it need not hear of.
+        """Skip barriers that were decided without this rank.
 
         Args:
-            sequence: the next one that it takes part in, unless it is further.
+            sequence: the next barrier of this rank, unless it is further already.
         """
         self._session.skip_to(self.prefix, sequence)
 
     def execute_barrier(self, timeout_secs: float | None = None) -> None:
-        """Wait until every rank has arrived, or learn with all others that the barrier failed.
+        """Wait until all ranks have arrived. If the barrier fails, it raises on all ranks.
 
         Args:
             timeout_secs: seconds; default: the constructor's.
 
         Raises:
-            BarrierError: the barrier failed, for all ranks; the subclass says how, ``.missing`` who.
+            BarrierError: the barrier failed for all ranks. The subclass says how; ``.missing`` names ranks.
             OutcomeUnknownError: the coordinator cannot be reached; call again to ask for the outcome.
-            RefusedError: this process may not arrive, for example since another one speaks for its rank.
+            RefusedError: this process may not arrive, for example because another process has its rank.
         """
         self._released(self._arrive(timeout_secs))
 
     def gather(self, payload: bytes, timeout_secs: float | None = None) -> list[bytes]:
-        """A barrier at which every rank hands in a payload and gets those of all.
+        """Execute a barrier at which each rank sends a payload and gets the payloads of all.
 
         Args:
             payload: this rank's bytes, at most the coordinator's ``max_payload_bytes``.
@@ -213,18 +213,18 @@ class GroupBarrier(VotingBarrier):
         early: EarlyWarning | None = None,
         report: WriteReport | None = None,
     ) -> Decision:
-        """Arrive with a vote, and get the decision whatever it is.
+        """Arrive with a vote, and return the decision whatever it is.
 
         Args:
             failure: why this rank failed; the barrier is then aborted at once for all. None: it did not.
             timeout_secs: seconds; default: the constructor's.
             payload: bytes for all the others.
-            early: when to log who is missing, if that is to be before half of the timeout has gone, and what
-                to say then. It counts from the barrier's first arrival, and only that one's does.
-            report: this rank's part of a save, for people; None at a barrier that belongs to no save.
+            early: when to log which ranks are missing, and a hint, if earlier than after half of the timeout.
+                Only the first arrival's counts.
+            report: this rank's part of a save, for people; None if the barrier belongs to no save.
 
         Returns:
-            The decision; :attr:`Decision.outcome` says what it is.
+            The decision; see :attr:`Decision.outcome`.
 
         Raises:
             OutcomeUnknownError: as :meth:`execute_barrier`.
@@ -233,7 +233,7 @@ class GroupBarrier(VotingBarrier):
         return self._arrive(timeout_secs, payload, failure, early, report)
 
     def abort(self, reason: str) -> Decision:
-        """Say that this rank failed: the group's next barrier is aborted for everyone.
+        """Vote that this rank failed: the group's next barrier is aborted for all ranks.
 
         Args:
             reason: why; every rank reads it.
@@ -271,10 +271,10 @@ def synchronize(
     endpoint: str | None = None,
     run_id: str | None = None,
 ) -> list[bytes]:
-    """Hand in some bytes, and get those of every rank: torch elastic's ``synchronize``, at one barrier.
+    """Send some bytes and get those of all ranks: torch elastic's ``synchronize``, at one barrier.
 
-    Each rank sends one message and gets one, where a store is asked for each rank's key by each rank. A
-    prefix may be used any number of times.
+    Each rank sends and gets one message; with a store, each rank would read each rank's key. A prefix may be
+    used any number of times.
 
     Args:
         data: this rank's bytes, at most the coordinator's ``max_payload_bytes``.
@@ -290,10 +290,10 @@ def synchronize(
         The bytes of all ranks, in ascending order of rank.
 
     Raises:
-        BarrierError: not all ranks handed in theirs; ``.missing`` says who did not.
+        BarrierError: not all ranks sent theirs; ``.missing`` names the others.
         ConnectError: the coordinator could not be reached in time.
-        OutcomeUnknownError: the coordinator was lost meanwhile.
-        RefusedError: the coordinator refused, for example since the data is too large.
+        OutcomeUnknownError: contact with the coordinator was lost meanwhile.
+        RefusedError: the coordinator refused, for example because the data is too large.
         ValueError: an argument is not usable.
     """
     barrier = GroupBarrier(rank, world_size, prefix, endpoint, timeout, timeout, run_id)

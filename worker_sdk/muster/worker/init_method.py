@@ -1,8 +1,8 @@
 """``init_process_group(init_method="muster://…")``: the ranks meet at the coordinator; none hosts a store.
 
-The whole form is ``muster://host:port/run_id?rank=0&world_size=2``; for replicas it is
-``muster://a:7550,b:7550/run_id``. What is left out is taken from the environment, so that ``muster://`` is
-enough under torchrun. :mod:`_muster_torch_autoload` makes it known.
+The full form is ``muster://host:port/run_id?rank=0&world_size=2``; for replicas it is
+``muster://a:7550,b:7550/run_id``. Missing parts come from the environment, so ``muster://`` is enough under
+torchrun. :mod:`_muster_torch_autoload` makes it known.
 """
 
 import os
@@ -18,21 +18,21 @@ from muster.worker.group_barrier import GroupBarrier
 from muster.worker.store import DEFAULT_TIMEOUT, CoordinatorStore
 
 PREFIX = "init_process_group"
-"""Of the barriers at which the ranks meet, and of the keys that they use then."""
+"""Prefix of the barriers' group, and of the ranks' keys."""
 
 
 def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:  # noqa: ANN401
-    """Torch's rendezvous handler: wait until every rank is there, and hand out a store for them alone.
+    """Wait until all ranks are there, and yield a store for them alone; torch's rendezvous handler.
 
     Args:
-        url: as above.
-        timeout: how long to wait for the other ranks; and the store's.
+        url: in the form above.
+        timeout: limit for the other ranks, and the store's timeout.
 
     Yields:
         The store, the rank and the world size.
 
     Raises:
-        BarrierError: not all ranks came; ``.missing`` says who did not.
+        BarrierError: not all ranks came; ``.missing`` names the others.
         ConnectError: the coordinator could not be reached in time.
         RefusedError: the coordinator refused this process.
         ValueError: the URL or the environment is not usable.
@@ -46,7 +46,7 @@ def meet(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[t
     store = CoordinatorStore(parts.netloc, unquote(parts.path.removeprefix("/")), timeout)
     seconds = timeout.total_seconds()
     barrier = GroupBarrier(rank, world_size, PREFIX, store.endpoint, seconds, seconds, store.run_id)
-    # A barrier's number is never given again, so what earlier lives of the job have left is not met.
+    # A barrier's number is never used again, so keys of earlier lives of the job do not interfere.
     prefix = f"{PREFIX}/{barrier.sequence}"
     barrier.execute_barrier()
     yield PrefixStore(prefix, store), rank, world_size

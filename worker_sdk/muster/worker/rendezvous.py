@@ -1,7 +1,7 @@
 """Rendezvous backend ``muster`` for torchrun.
 
-torch finds it by :mod:`_muster_torch_autoload`; it is not imported for anything else. No node hosts what the
-others need to come together: rounds, closed state and the agents' store are the coordinator's.
+torch finds it by :mod:`_muster_torch_autoload`; nothing else imports it. The coordinator keeps the rounds,
+the closed state and the agents' store, so no node hosts them for the others.
 """
 
 import gc
@@ -36,8 +36,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
-from muster.worker.node.relay import NodeRelay, begin
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
+from muster.worker.node.relay import NodeRelay, start
 from muster.worker.store import CoordinatorStore
 
 logger = logging.getLogger(__name__)
@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 BACKEND = "muster"
 DEFAULT_PORT = 7550
 RELAY = True
-"""Whether workers speak through a relay unless they are told otherwise; docs/benchmarks/relay.md says why."""
-LOOK_INTERVAL = timedelta(seconds=1)
-"""How long to wait for rank 0's address before looking whether the round is still of use."""
+"""Whether workers use a relay by default; docs/benchmarks/relay.md says why."""
+CHECK_INTERVAL = timedelta(seconds=1)
+"""Time to wait for rank 0's address before a check whether the round is still usable."""
 
 _ERRORS: dict[str, type[RendezvousError]] = {
     "RUN_CLOSED": RendezvousClosedError,
@@ -58,43 +58,43 @@ _ERRORS: dict[str, type[RendezvousError]] = {
     "SUPERSEDED": RendezvousStateError,
     "INVALID_ARGUMENT": RendezvousStateError,
 }
-"""By the reason of a refusal; any other is a failure of the connection."""
+"""By the reason of a refusal; any other reason is a connection error."""
 
 
 class MusterRendezvousHandler(RendezvousHandler):
     """Brings the agents of a job together through the coordinator.
 
-    Its node's place is given up by :meth:`shutdown`, or soon after nobody holds the handler any more.
+    The node keeps its place until :meth:`shutdown`, or until the handler is collected.
 
     Args:
-        config: who joins, where, and on what terms.
+        config: the node, and the terms on which it joins.
         close_timeout: seconds that closing the run may take.
-        relay: whether the node speaks through a relay that runs beside the agent.
+        relay: whether the node uses a relay beside the agent.
     """
 
     def __init__(self, config: NodeConfig, close_timeout: float, relay: bool = False) -> None:
         self._close_timeout = close_timeout
-        self._relay = begin(config.endpoint) if relay else None
+        self._relay = start(config.endpoint) if relay else None
         if self._relay is not None:
             config = replace(config, endpoint=self._relay.endpoint)
         self._config = config
-        """Its endpoint is where the workers connect, too."""
+        """Workers connect to the same endpoint."""
         try:
-            self._attendance = Attendance(config)
+            self._membership = NodeMembership(config)
             self._store = CoordinatorStore(config.endpoint, config.run_id)
         except BaseException:
             if self._relay is not None:
                 self._relay.stop()
             raise
         self._worker_store: TCPStore | None = None
-        """What this node hosts for the workers while it has rank 0; kept until its next round, so that it
-        outlives the agents' exit barrier."""
+        """The store that this node hosts for the workers while it has rank 0. Kept until the next round: it
+        must outlive the agents' exit barrier."""
         _handlers.add(self)
-        # What ends the process says goodbye by itself.
-        weakref.finalize(self, _let_go, self._attendance, self._store, self._relay).atexit = False
+        # At the exit, other hooks say goodbye.
+        weakref.finalize(self, _release, self._membership, self._store, self._relay).atexit = False
 
     def get_backend(self) -> str:
-        """``muster``."""
+        """Return ``muster``."""
         return BACKEND
 
     @property
@@ -103,14 +103,14 @@ class MusterRendezvousHandler(RendezvousHandler):
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round, and wait for it.
+        """Join the next round, and wait until it is complete.
 
         Returns:
-            The agents' store, this node's rank, the number of nodes, and where workers find rank 0.
+            The agents' store, this node's rank, the number of nodes, and rank 0's address for the workers.
 
         Raises:
             RendezvousClosedError: the run is closed, or was forgotten.
-            RendezvousTimeoutError: no round came together in time; the message names who was there.
+            RendezvousTimeoutError: no round was complete in time; the message names its nodes.
             RendezvousConnectionError: the coordinator cannot be reached, is of another version, or refused
                 for another reason, such as a limit.
             RendezvousStateError: the nodes do not agree, or an argument is not usable.
@@ -118,7 +118,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         """
         try:
             while True:
-                place = self._attendance.join()
+                place = self._membership.join()
                 store = PrefixStore(self._keys_of(place.round), self._store)
                 bootstrap = self._bootstrap(store, place)
                 if bootstrap is not None:
@@ -130,7 +130,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
 
     def _export(self, place: Place) -> None:
-        """What the workers inherit, so that a barrier needs no arguments but its prefix."""
+        """Set the variables that workers inherit, so a barrier needs no arguments but its prefix."""
         os.environ["MUSTER_ROUND"] = str(place.round)
         # Rounds and barriers must be of one coordinator and one run, whatever was set before.
         os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
@@ -140,17 +140,17 @@ class MusterRendezvousHandler(RendezvousHandler):
         return f"torch.rendezvous.{self._config.run_id}.{round}"
 
     def _forget(self, round: int) -> None:
-        """Remove the keys of a past round, or a job that is restarted often would fill the store."""
+        """Remove the keys of a past round: a job that restarts often would fill the store."""
         try:
             self._store.delete_prefix(f"{self._keys_of(round)}/")
         except MusterError as error:
             logger.warning("the keys of round %d are left in the store: %s", round, error)
 
     def _bootstrap(self, store: Store, place: Place) -> RendezvousStoreInfo | None:
-        """Where the workers find rank 0; anew in every round, since it may have moved.
+        """Return rank 0's address for the workers, which may be another one in each round.
 
         Returns:
-            None if rank 0 has not said it, for it may have died: the round is of no use then.
+            None if rank 0 has not published it. It may have died, so the round is not usable.
 
         Raises:
             RendezvousConnectionError: this node has rank 0, and cannot host the workers' store.
@@ -163,7 +163,7 @@ class MusterRendezvousHandler(RendezvousHandler):
             if self.use_agent_store:
                 self._worker_store = self._host_store()
                 port = self._worker_store.port
-        elif not self._rank_0_has_spoken(place):
+        elif not self._await_rank_0(place):
             return None
         return RendezvousStoreInfo.build(place.rank, store, self._config.address, port)
 
@@ -182,32 +182,32 @@ class MusterRendezvousHandler(RendezvousHandler):
                 f"{self._config.address}: {error}. Give an address that every node can reach: --local-addr."
             ) from error
 
-    def _rank_0_has_spoken(self, place: Place) -> bool:
-        """Wait for the address of rank 0, for as long as the round may still be of use."""
+    def _await_rank_0(self, place: Place) -> bool:
+        """Wait for rank 0's address. Return False if the round is not usable any more."""
         keys = [
             f"{self._keys_of(place.round)}/{key}"
             for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
         ]
         deadline = time.monotonic() + self._config.connect_timeout
         while True:
-            # The coordinator may be away for a moment; joining again is how one learns that it stays away.
+            # The coordinator may be away briefly. If it stays away, the next join raises.
             with suppress(StoreTimeoutError, ConnectError):
-                self._store.wait(keys, LOOK_INTERVAL)
+                self._store.wait(keys, CHECK_INTERVAL)
                 return True
-            if self._attendance.nodes_waiting or time.monotonic() >= deadline:
+            if self._membership.nodes_waiting or time.monotonic() >= deadline:
                 return False
 
     def is_closed(self) -> bool:
-        """Whether the run is closed; costs no round trip from the first rendezvous on.
+        """Return whether the run is closed; after the first rendezvous it costs no round trip.
 
         Raises:
-            RendezvousConnectionError: the coordinator had to be asked, and cannot be reached.
+            RendezvousConnectionError: the coordinator cannot be reached, and the state is unknown.
         """
-        closed = self._attendance.closed
+        closed = self._membership.closed
         if closed is not None:
             return closed
         try:
-            return self._attendance.ask_closed()
+            return self._membership.ask_closed()
         except MusterError as error:
             raise _rendezvous_error(error) from error
 
@@ -218,30 +218,30 @@ class MusterRendezvousHandler(RendezvousHandler):
             RendezvousConnectionError: the coordinator cannot be reached.
         """
         try:
-            self._attendance.close("the agent closed the rendezvous", self._close_timeout)
+            self._membership.close("the agent closed the rendezvous", self._close_timeout)
         except MusterError as error:
             raise _rendezvous_error(error) from error
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait to be let in, this one included if it lost its place; costs no round trip."""
-        return self._attendance.nodes_waiting
+        """Return the number of nodes that wait to be let in, including this one if it lost its place."""
+        return self._membership.nodes_waiting
 
     def get_run_id(self) -> str:
-        """The run's id."""
+        """Return the run's id."""
         return self._config.run_id
 
     def shutdown(self) -> bool:
         """Close the run, and give up the place and all connections.
 
         Returns:
-            Whether the coordinator was told that the run is closed.
+            Whether the run is closed.
         """
         try:
             self.set_closed()
         except RendezvousError:
             return False
         finally:
-            self._attendance.leave("the job is over")
+            self._membership.leave("the job is over")
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
@@ -250,11 +250,11 @@ class MusterRendezvousHandler(RendezvousHandler):
 
 
 _handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
-"""The handlers that were not shut down."""
+"""The handlers without a shutdown."""
 
 
 def _drop_unreachable() -> None:
-    """Before a fork, end handlers that only a reference cycle keeps. Else the child could have none.
+    """Before a fork, collect handlers that only a reference cycle keeps: the child could not have one.
 
     Only an agent has handlers, so no fork of a training process waits for the collection.
     """
@@ -262,13 +262,13 @@ def _drop_unreachable() -> None:
         gc.collect()
 
 
-# Registered after fork_guard's hook, and so called before it. That hook waits for what the handlers held.
+# Registered after fork_guard's hook, so called before it. That hook waits for the handlers' threads.
 os.register_at_fork(before=_drop_unreachable)
 
 
-def _let_go(attendance: Attendance, store: CoordinatorStore, relay: NodeRelay | None) -> None:
-    """What a handler leaves behind that was dropped; in whatever thread it happens, nothing waits here."""
-    attendance.abandon()
+def _release(membership: NodeMembership, store: CoordinatorStore, relay: NodeRelay | None) -> None:
+    """Release what a collected handler held, without waiting, on any thread."""
+    membership.abandon()
     store.close()
     if relay is not None:
         relay.stop(timeout=0.0)
@@ -280,14 +280,14 @@ def _rendezvous_error(error: MusterError) -> RendezvousError:
 
 
 def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
-    """A handler as torchrun asks for it.
+    """Create a handler from torchrun's options.
 
     Args:
         params: torchrun's options. ``--rdzv-conf`` takes torch's names, with torch's defaults:
             ``join_timeout`` (600), ``last_call_timeout`` (30), ``close_timeout`` (30),
             ``heartbeat_timeout`` (5), ``keep_alive_interval`` (5), all in seconds, ``keep_alive_max_attempt``
             (3), and ``read_timeout`` (60), the seconds for the first contact with the coordinator. ``relay``
-            says whether the workers of a node speak through one stream (true), or each on its own (false).
+            says whether a node's workers share one stream by a relay (true), or connect directly (false).
 
     Raises:
         ValueError: an option is not usable; the message names it.

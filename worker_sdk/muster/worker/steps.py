@@ -1,4 +1,4 @@
-"""How far this process has come in its training, which people see without any barrier."""
+"""This process's training step, which people see without any barrier."""
 
 import math
 import operator
@@ -7,54 +7,54 @@ import sys
 from contextlib import suppress
 from typing import SupportsIndex
 
-LOOK_INTERVAL = 5.0
-"""Seconds between two looks at whether there is something to tell, until the coordinator says how often."""
+CHECK_INTERVAL = 5.0
+"""Seconds between two checks for a new step, until the coordinator names an interval."""
 
 _number: SupportsIndex | None = None
 
 
 def step(number: SupportsIndex) -> None:
-    """Note that this process has come to a training step.
+    """Note that this process has reached a training step.
 
-    It costs an assignment. Sessions tell the coordinator every few seconds, if the step has changed, so that
-    a job that stands still is seen before its next barrier. A process without a barrier tells nobody.
+    It costs an assignment. If the step has changed, each session reports it every few seconds, so people see
+    a stalled job before its next barrier. A process without a barrier reports nothing.
 
     Args:
-        number: of the step, from 0; all ranks count alike. What is no whole number is not told.
+        number: the step, from 0; all ranks count alike. A value that is not a whole number is not reported.
     """
     global _number
     _number = number
 
 
-class News:
-    """What one stream has told of the steps, and when it may tell more."""
+class StepReporter:
+    """Decides when one stream reports the step."""
 
     def __init__(self) -> None:
-        self.interval = LOOK_INTERVAL
+        self.interval = CHECK_INTERVAL
         """Seconds between two messages."""
-        self._told: int | None = None
-        self._tells_at = math.inf
-        """Not before the coordinator has asked for it: one of version 0.1 knows no steps."""
+        self._reported: int | None = None
+        self._due_at = math.inf
+        """Never, until the coordinator has asked for steps: version 0.1 does not know them."""
 
     def welcomed(self, interval: float) -> None:
-        """The coordinator says how many seconds must lie between two messages; 0: it wants none."""
+        """Note the coordinator's interval in seconds; 0: it wants no steps."""
         if interval > 0:
-            self.interval, self._tells_at = interval, 0.0
+            self.interval, self._due_at = interval, 0.0
 
     def take(self, now: float) -> int | None:
-        """The step that is to be told now; None if there is nothing new, or it is not yet time.
+        """Return the step to report now; None if there is no new one, or it is too early.
 
         Args:
-            now: on the monotonic clock.
+            now: seconds on the monotonic clock.
         """
-        if now < self._tells_at or (number := _usable()) is None or number == self._told:
+        if now < self._due_at or (number := _usable()) is None or number == self._reported:
             return None
-        self._told, self._tells_at = number, now + self.interval
+        self._reported, self._due_at = number, now + self.interval
         return number
 
 
 def _usable() -> int | None:
-    """The step, if it is one: what a program notes must not disturb its session, whatever it is."""
+    """Return the step if it is usable: no value of a program may disturb its session."""
     if _number is not None and not _on_device(_number):
         with suppress(Exception):
             number = operator.index(_number)
@@ -63,17 +63,17 @@ def _usable() -> int | None:
 
 
 def _on_device(number: object) -> bool:
-    """Whether it is a tensor or an array, which would have to be fetched from its device."""
+    """Return whether it is a tensor or an array, whose value is on a device."""
     kinds = (
         getattr(sys.modules.get(name), kind, ()) for name, kind in (("torch", "Tensor"), ("jax", "Array"))
     )
     return any(isinstance(number, kind) for kind in kinds)
 
 
-def _begin_anew() -> None:
+def _reset() -> None:
     """A forked child has taken no step yet."""
     global _number
     _number = None
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset)

@@ -20,7 +20,7 @@ from muster.client.replicas import Search, Target, replicas_of
 from muster.v1 import store_pb2 as pb
 from muster.worker import environment
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
-from muster.worker.store_stream import StoreLine, Waiting
+from muster.worker.store_stream import StoreConnection, Waiting
 from muster.worker.transport.channel import shared_channel
 from muster.worker.transport.fork_guard import forked
 from muster.worker.transport.outage import Outage
@@ -81,7 +81,7 @@ class CoordinatorStore(Store):
         self.set_timeout(timeout)
         self._owner = os.getpid()
         self._replicas = replicas_of(self.endpoint)
-        self._line: StoreLine | None = None
+        self._line: StoreConnection | None = None
         self._connect(Search(self._replicas).target)
         self._client = uuid.uuid4().hex
         self._number = 0
@@ -325,12 +325,12 @@ class CoordinatorStore(Store):
             time.sleep(pause)
             left -= pause
 
-    def _connect(self, target: Target, *, renew: bool = False) -> StoreLine:
+    def _connect(self, target: Target, *, renew: bool = False) -> StoreConnection:
         line = self._line
         if line is None or renew or line.target != target:
             channel = shared_channel(target, renew=renew)
             if line is None or line.channel is not channel:
-                line = self._line = StoreLine(target, channel)
+                line = self._line = StoreConnection(target, channel)
         return line
 
     def _passes(self, error: grpc.RpcError, patience: TokenPatience) -> bool:

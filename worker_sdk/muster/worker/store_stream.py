@@ -1,7 +1,7 @@
-"""How a store's operations travel: on a stream that stays open, and as calls of their own beside it.
+"""The transport of a store's operations: a stream that stays open, and calls beside it.
 
-A message on an open stream takes half the time of a call. One operation at a time goes there; what other
-threads ask for meanwhile, such as a key to wait for, is a call.
+A message on an open stream takes half the time of a call. The stream carries one operation at a time. The
+operations of other threads, such as a wait for a key, are calls meanwhile.
 """
 
 import os
@@ -26,28 +26,28 @@ Waiting: TypeAlias = pb.StoreServiceGetRequest | pb.WaitRequest
 _METHODS = pb.DESCRIPTOR.services_by_name["StoreService"].methods
 _FIELDS = pb.OperateRequest.DESCRIPTOR.fields
 CALLS = {method.input_type.full_name: method.name for method in _METHODS}
-"""By request, the call that takes it."""
+"""By request: its call."""
 NAMES = {field.message_type.full_name: field.name for field in _FIELDS if field.message_type}
-"""By request, its name on a stream."""
+"""By request: its field on a stream."""
 SPARE = 10.0
-"""Seconds for which a stream is good beyond the timeout of an operation, or that timeout again if it is
-shorter: gRPC bounds all of a stream, and no part. So an operation may take so much longer."""
+"""Seconds that a stream lives beyond an operation's timeout, or that timeout again if it is shorter. gRPC has
+a deadline for a whole stream only, so an operation may take so much longer."""
 SOON = 1.0
-"""Seconds within which a stream that was not used for a while says that it is over."""
-MOST_BYTES = 65_536
-"""Of an operation on a stream. A larger one may take so long that the coordinator takes it for idle."""
+"""Seconds within which an idle stream shows that it has ended."""
+MAX_BYTES = 65_536
+"""Limit for an operation on a stream. A larger one may take so long that the stream looks idle."""
 CALLS_FOR = 10.0
-"""Seconds for which a coordinator that holds enough streams is not asked for another."""
+"""Seconds until a coordinator that refused another stream is asked for one again."""
 NO_STREAM = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""How a stream ends that the coordinator does not know, or of which it holds enough."""
+"""How a stream ends if the coordinator does not know streams, or has too many."""
 
 
-class StoreLine:
-    """The way of one store to one coordinator. Threads may share it.
+class StoreConnection:
+    """One store's connection to one coordinator. Threads may share it.
 
     Args:
-        target: whom to call, and how to connect.
-        channel: to it.
+        target: the address, and how to connect.
+        channel: the channel to it.
     """
 
     def __init__(self, target: Target, channel: SharedChannel) -> None:
@@ -55,33 +55,33 @@ class StoreLine:
         self.channel = channel
         self._stub = StoreServiceStub(channel.channel)
         self._turn = threading.Lock()
-        """Held by the thread whose operation is on the stream."""
+        """Held by the thread that uses the stream."""
         self._stream: _Stream | None = None
         self._no_stream_until = float("-inf")
 
     def call(self, request: Message, timeout: float | None, metadata: Metadata) -> Message:
-        """Ask by a call.
+        """Send an operation by a call.
 
         Args:
-            request: what to do.
-            timeout: seconds; None: for ever.
+            request: the operation.
+            timeout: seconds; None: no limit.
             metadata: its headers.
 
         Raises:
-            grpc.RpcError: it was refused, or not answered.
+            grpc.RpcError: the coordinator refused it, or did not answer.
         """
         call: Callable[..., Message] = getattr(self._stub, CALLS[request.DESCRIPTOR.full_name])
         return call(request, timeout=timeout, metadata=metadata)
 
     def ask(self, request: Message, timeout: float | None, metadata: Metadata) -> Message:
-        """Ask on the stream, if it is free; an answer may be later there, by ``SPARE``.
+        """Send an operation on the stream if it is free; the answer may take ``SPARE`` longer there.
 
-        Args and errors are those of :meth:`call`.
+        Arguments and errors are those of :meth:`call`.
         """
         began = time.monotonic()
         if (
             began >= self._no_stream_until
-            and request.ByteSize() <= MOST_BYTES
+            and request.ByteSize() <= MAX_BYTES
             and self._turn.acquire(blocking=False)
         ):
             try:
@@ -95,7 +95,7 @@ class StoreLine:
         return self.call(request, timeout, metadata)
 
     def _over_stream(self, request: Message, timeout: float | None, metadata: Metadata) -> Message | None:
-        """None: there is no stream to be had."""
+        """Return the answer; None: no stream is available."""
         began = time.monotonic()
         used, self._stream = self._stream, None
         if used is not None and used.is_good_for(timeout):
@@ -103,11 +103,11 @@ class StoreLine:
                 if (answer := self._ask(used, request)) is not None:
                     return answer
             except grpc.RpcError as error:
-                # What was lost later has less time left than it was sent with, and so has a wait.
+                # A later loss leaves less time than the message says; so does any loss of a wait.
                 late = time.monotonic() - began > SOON or isinstance(request, Waiting)
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or late:
                     raise
-            # It was not used for a while, so that the coordinator has ended it, or the connection is lost.
+            # The coordinator has ended the idle stream, or the connection is lost.
         elif used is not None:
             used.end()
         try:
@@ -120,7 +120,7 @@ class StoreLine:
             return None
 
     def _ask(self, stream: "_Stream", request: Message) -> Message | None:
-        """Unless it answers, nobody goes on with it: what it says later would be taken for another answer."""
+        """Keep the stream only if it answers: a late answer would be taken for another operation's."""
         try:
             if (answer := stream.ask(request)) is not None:
                 self._stream = stream
@@ -131,7 +131,7 @@ class StoreLine:
 
 
 class _Ended(grpc.RpcError):
-    """How a stream has ended. Its own error is the call itself, which would live on in its traceback."""
+    """A stream's error. The original is the call itself, which its traceback would keep alive."""
 
     def __init__(self, error: grpc.RpcError) -> None:
         super().__init__()
@@ -150,11 +150,11 @@ class _Ended(grpc.RpcError):
 
 
 class _Stream:
-    """An open one.
+    """An open stream.
 
     Args:
-        stub: of the channel.
-        timeout: seconds, of its operations; None: for ever.
+        stub: the channel's.
+        timeout: seconds for each operation; None: no limit.
         metadata: its headers.
     """
 
@@ -162,29 +162,29 @@ class _Stream:
         self._timeout = timeout
         whole = None if timeout is None else timeout + min(timeout, SPARE)
         self._until = time.monotonic() + (whole or 0.0)
-        self._said: queue.SimpleQueue[pb.OperateRequest | None] = queue.SimpleQueue()
-        said: Iterator[pb.OperateRequest] = iter(self._said.get, None)
-        self._heard = stub.Operate(said, timeout=whole, metadata=metadata)
-        # At the exit too: gRPC's destructor of an open stream needs modules that are gone by then.
-        self.end = weakref.finalize(self, _end, self._said, self._heard, os.getpid())
+        self._sent: queue.SimpleQueue[pb.OperateRequest | None] = queue.SimpleQueue()
+        sent: Iterator[pb.OperateRequest] = iter(self._sent.get, None)
+        self._received = stub.Operate(sent, timeout=whole, metadata=metadata)
+        # At the exit, too: gRPC's destructor of an open stream needs modules that are gone then.
+        self.end = weakref.finalize(self, _end, self._sent, self._received, os.getpid())
 
     def is_good_for(self, timeout: float | None) -> bool:
-        """Whether it is open, and leaves an operation its time, and no more than it must."""
+        """Return whether it is open, and has the right time left for an operation."""
         in_time = timeout is None or time.monotonic() + timeout <= self._until
-        return timeout == self._timeout and in_time and bool(self._heard.is_active())
+        return timeout == self._timeout and in_time and bool(self._received.is_active())
 
     def ask(self, request: Message) -> Message | None:
-        """None: it is over, and the operation is to be asked for again.
+        """Return the answer; None: the stream has ended, and the operation must be sent again.
 
         Raises:
-            grpc.RpcError: it was refused, or is lost.
+            grpc.RpcError: the coordinator refused it, or the stream is lost.
         """
         name = NAMES[request.DESCRIPTOR.full_name]
-        self._said.put(pb.OperateRequest(**{name: request}))  # type: ignore[arg-type]
+        self._sent.put(pb.OperateRequest(**{name: request}))  # type: ignore[arg-type]
         try:
-            response = next(self._heard, None)
+            response = next(self._received, None)
         except grpc.RpcError as error:
-            # Not chained to it, and without its traceback, in which this frame is.
+            # Not chained, and without the traceback that has this frame.
             ended = _Ended(error.with_traceback(None))
         else:
             if response is None or response.WhichOneof("answer") != name:
@@ -197,8 +197,8 @@ class _Stream:
             del ended
 
 
-def _end(said: "queue.SimpleQueue[pb.OperateRequest | None]", heard: grpc.Call, owner: int) -> None:
+def _end(sent: "queue.SimpleQueue[pb.OperateRequest | None]", received: grpc.Call, owner: int) -> None:
     """End a stream, unless this is a forked child, in which gRPC must not be called."""
     if os.getpid() == owner:
-        said.put(None)
-        heard.cancel()
+        sent.put(None)
+        received.cancel()

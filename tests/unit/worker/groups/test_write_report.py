@@ -18,7 +18,7 @@ def test_arrival_without_a_report_has_none():
     assert not arrival.HasField("write")
 
 
-def test_what_is_not_known_is_absent_and_zero_is_not():
+def test_unknown_values_are_absent_and_zero_is_present():
     message = WriteReport().message()
     assert not any(message.HasField(field) for field in ("step", "bytes", "write_ms"))
     zeros = WriteReport(step=0, bytes=0, seconds=0.0).message()
@@ -38,6 +38,6 @@ def test_what_is_not_known_is_absent_and_zero_is_not():
         ("seconds", MAX_SECONDS + 1),
     ],
 )
-def test_number_that_the_coordinator_would_refuse_is_refused_here(field: str, value: float):
+def test_out_of_range_number_is_refused(field: str, value: float):
     with pytest.raises(ValueError, match=rf"^{field} = .*: it must be from 0 to"):
         WriteReport(**{field: value})  # type: ignore[arg-type]

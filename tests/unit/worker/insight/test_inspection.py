@@ -67,7 +67,7 @@ def deeper() -> pb.Thread:
     return main
 
 
-def test_a_report_holds_all_that_is_known(monkeypatch: pytest.MonkeyPatch, clock: Clock, stand: object):
+def test_report_holds_all_that_is_known(monkeypatch: pytest.MonkeyPatch, clock: Clock, stand: object):
     monkeypatch.setattr(process, "cpu_seconds", lambda: 5.0)
     inspection = Inspection(clock)
     monkeypatch.setattr(process, "cpu_seconds", lambda: 5.75)
@@ -87,17 +87,17 @@ def test_a_report_holds_all_that_is_known(monkeypatch: pytest.MonkeyPatch, clock
     )
 
 
-def test_the_session_asks_beside_a_main_thread_that_is_stuck():
+def test_session_reports_while_the_main_thread_is_stuck():
     with ThreadPoolExecutor(1) as pool:
         report = pool.submit(Inspection().report, [], None).result()
     assert report.threads[0].main
-    assert "test_the_session_asks_beside_a_main_thread_that_is_stuck" in [
+    assert "test_session_reports_while_the_main_thread_is_stuck" in [
         frame.function for frame in report.threads[0].frames
     ]
     assert report.resident_bytes > 0
 
 
-def test_of_the_main_thread_alone_if_no_more_is_asked_for(clock: Clock):
+def test_report_has_only_the_main_thread_unless_all_are_requested(clock: Clock):
     asked = partial(Inspection(clock).report, [], None)
     with ThreadPoolExecutor(1) as pool:
         every = pool.submit(asked).result()
@@ -107,12 +107,12 @@ def test_of_the_main_thread_alone_if_no_more_is_asked_for(clock: Clock):
     assert one.threads_left_out == len(every.threads) + every.threads_left_out - 1
 
 
-def test_who_never_arrived_says_so(clock: Clock):
+def test_report_without_an_arrival_has_no_arrival_time(clock: Clock):
     assert not Inspection(clock).report([], None).HasField("since_arrival_ms")
     assert Inspection(clock).report([], clock.now).HasField("since_arrival_ms")
 
 
-def test_processor_time_is_told_since_the_last_question(monkeypatch: pytest.MonkeyPatch, clock: Clock):
+def test_processor_time_counts_from_the_last_question(monkeypatch: pytest.MonkeyPatch, clock: Clock):
     used = [0.0, 1.0, 1.0, 8.5]
     monkeypatch.setattr(process, "cpu_seconds", lambda: used.pop(0))
     inspection = Inspection(clock)
@@ -125,7 +125,7 @@ def test_processor_time_is_told_since_the_last_question(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("elsewhere", [moved(), deeper(), pb.Thread(main=True)], ids=["line", "depth", "end"])
-def test_how_long_the_main_thread_has_been_seen_where_it_stands(
+def test_still_time_counts_while_the_main_thread_does_not_move(
     clock: Clock, stand: Callable[[pb.Thread], None], elsewhere: pb.Thread
 ):
     inspection = Inspection(clock)
@@ -137,7 +137,7 @@ def test_how_long_the_main_thread_has_been_seen_where_it_stands(
     assert told == [0, 10_000, 20_000, 0, 10_000, 0]
 
 
-def test_who_could_not_be_looked_at_was_not_seen_there(
+def test_still_time_restarts_after_a_failed_question(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, stand: Callable[[pb.Thread], None]
 ):
     inspection = Inspection(clock)
@@ -150,14 +150,14 @@ def test_who_could_not_be_looked_at_was_not_seen_there(
 
 
 @pytest.mark.parametrize("value", ["off", "OFF", "0", "false", "No", " off "])
-def test_a_user_may_refuse(monkeypatch: pytest.MonkeyPatch, value: str):
+def test_user_may_refuse_by_the_environment(monkeypatch: pytest.MonkeyPatch, value: str):
     monkeypatch.setenv("MUSTER_INSPECT", value)
     monkeypatch.setattr(stacks, "threads", fail)
     assert Inspection().report(["save"], 1.0) == pb.Report(declined=True)
 
 
 @pytest.mark.parametrize("value", ["", "on", "1"])
-def test_who_does_not_refuse_tells(monkeypatch: pytest.MonkeyPatch, stand: object, value: str):
+def test_other_values_do_not_refuse(monkeypatch: pytest.MonkeyPatch, stand: object, value: str):
     monkeypatch.setenv("MUSTER_INSPECT", value)
     report = Inspection().report(["save"], None)
     assert not report.declined
@@ -177,7 +177,7 @@ def fail(*_: object) -> None:
         (saves, "under_way", "saves"),
     ],
 )
-def test_what_cannot_be_found_out_is_left_out(
+def test_failing_part_is_left_out_of_the_report(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     clock: Clock,
@@ -207,13 +207,13 @@ def test_what_cannot_be_found_out_is_left_out(
     assert "Too many open files" in caplog.text
 
 
-def test_a_barriers_name_that_cannot_travel_costs_only_itself(stand: object):
+def test_name_that_cannot_be_encoded_costs_only_the_barriers(stand: object):
     report = Inspection().report(["\udcff"], None)
     assert list(report.waits_at) == []
     assert report.threads[0] == MAIN
 
 
-def test_it_takes_no_lock_in_which_a_thread_may_be_stuck():
+def test_report_takes_no_lock():
     answered = _thread.allocate_lock()
     answered.acquire()
 

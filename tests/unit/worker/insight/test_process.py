@@ -10,7 +10,7 @@ from muster.worker.insight.process import child_state, cpu_seconds, resident_byt
 MIB = 2**20
 
 
-def test_memory_that_is_in_use_is_resident():
+def test_used_memory_is_resident():
     before = resident_bytes()
     used = b"x" * (128 * MIB)
     assert resident_bytes() - before > 64 * MIB
@@ -23,7 +23,7 @@ def test_work_uses_processor_time():
         pass
 
 
-def test_a_child_that_was_stopped_and_one_that_has_ended(tmp_path: Path):
+def test_child_state_tells_stopped_and_ended_children_apart(tmp_path: Path):
     """Its name may be anything, also what looks like the rest of the line."""
     program = tmp_path / "a) R (b"
     program.write_text("#!/bin/sh\nread line\n")
@@ -39,5 +39,5 @@ def test_a_child_that_was_stopped_and_one_that_has_ended(tmp_path: Path):
         assert child_state(child.pid) == "Z"
 
 
-def test_of_a_process_that_is_not_there_nothing_is_said():
+def test_child_state_of_a_missing_process_is_empty():
     assert child_state(2**31 - 1) == ""

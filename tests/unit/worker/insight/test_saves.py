@@ -23,7 +23,7 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saves, "_pids", [])
 
 
-def test_who_has_begun_is_under_way_until_the_end():
+def test_write_is_under_way_from_begin_to_end():
     saves.begin(TWO)
     saves.begin(ONE)
     assert saves.under_way() == [ONE, TWO]
@@ -31,7 +31,7 @@ def test_who_has_begun_is_under_way_until_the_end():
     assert saves.under_way() == [ONE]
 
 
-def test_a_worker_is_under_way_until_it_has_written_all_and_is_told_once():
+def test_worker_with_several_writes_is_listed_once():
     saves.begin(ONE)
     saves.begin(ONE)
     assert saves.under_way() == [ONE]
@@ -41,13 +41,13 @@ def test_a_worker_is_under_way_until_it_has_written_all_and_is_told_once():
     assert saves.under_way() == []
 
 
-def test_the_end_of_what_never_began_changes_nothing():
+def test_end_of_an_unknown_write_changes_nothing():
     saves.begin(ONE)
     saves.end(TWO)
     assert saves.under_way() == [ONE]
 
 
-def test_a_forked_child_begins_with_none():
+def test_forked_child_starts_with_no_writes():
     saves.begin(ONE)
     mine, its = os.pipe()
     child = os.fork()
@@ -61,7 +61,7 @@ def test_a_forked_child_begins_with_none():
         os.close(end)
 
 
-def test_a_forked_write_is_under_way_until_it_was_waited_for():
+def test_forked_write_is_under_way_until_it_was_waited_for():
     write = ForkCaller().start(AsyncRequest(signal.pause, (), []))
     assert saves.under_way() == [write.pid]
     assert child_state(write.pid) in ("R", "S")
@@ -70,7 +70,7 @@ def test_a_forked_write_is_under_way_until_it_was_waited_for():
     assert saves.under_way() == []
 
 
-def test_a_child_that_could_not_be_forked_or_watched_is_not(monkeypatch: pytest.MonkeyPatch):
+def test_write_that_could_not_start_is_not_under_way(monkeypatch: pytest.MonkeyPatch):
     def refuse(_: int) -> int:
         raise OSError(24, "Too many open files")
 
@@ -87,14 +87,14 @@ def spawned_write(answer: Any) -> SpawnedWrite:
     return SpawnedWrite(worker, 7, 0.0, 0.0, held)
 
 
-def test_a_workers_write_is_under_way_until_its_answer_was_taken():
+def test_workers_write_is_under_way_until_its_answer_is_read():
     write = spawned_write(lambda *_: "no room")
     assert saves.under_way() == [ONE]
     assert write.wait(PATIENCE).failure == "no room"
     assert saves.under_way() == []
 
 
-def test_so_it_is_if_its_answer_cannot_be_read():
+def test_workers_write_ends_if_its_answer_cannot_be_read():
     def answer(*_: object) -> str:
         raise ValueError("no answer")
 

@@ -16,7 +16,7 @@ import pytest
 from lab.patience import PATIENCE
 from muster.v1 import insight_pb2 as pb
 from muster.worker.insight import stacks
-from muster.worker.insight.stacks import MOST_FRAMES, MOST_NAME, MOST_THREADS, is_library
+from muster.worker.insight.stacks import MAX_FRAMES, MAX_NAME, MAX_THREADS, is_library
 
 Stand = Callable[[Any, Any], None]
 
@@ -60,7 +60,7 @@ def told(name: str = "stands") -> pb.Thread:
     return thread
 
 
-def test_a_thread_that_waits_in_a_lock_is_told_with_function_file_and_line():
+def test_waiting_thread_has_function_file_and_line():
     with standing():
         thread = told()
     first = wait_in_a_lock.__code__.co_firstlineno
@@ -76,7 +76,7 @@ def test_a_thread_that_waits_in_a_lock_is_told_with_function_file_and_line():
     assert (thread.main, thread.frames_left_out) == (False, 0)
 
 
-def test_a_function_is_told_with_its_class():
+def test_function_is_named_with_its_class():
     class Trainer:
         def step(self, here: Any, gate: Any) -> None:
             wait_in_a_lock(here, gate)
@@ -85,7 +85,7 @@ def test_a_function_is_told_with_its_class():
         assert told().frames[1].function.endswith("Trainer.step")
 
 
-def test_the_main_thread_comes_first_and_is_marked_and_who_asks_is_left_out():
+def test_main_thread_comes_first_without_the_asking_thread():
     with standing(name="one"), standing(name="two"):
         threads, left_out = asked()
     assert [thread.main for thread in threads] == [True] + [False] * (len(threads) - 1)
@@ -97,7 +97,7 @@ def test_the_main_thread_comes_first_and_is_marked_and_who_asks_is_left_out():
     assert left_out == 0
 
 
-def test_of_a_deep_recursion_the_innermost_frames_are_told():
+def test_deep_recursion_keeps_the_innermost_frames():
     def recur(depth: int, here: Any, gate: Any) -> None:
         if depth == 0:
             wait_in_a_lock(here, gate)
@@ -113,31 +113,31 @@ def test_of_a_deep_recursion_the_innermost_frames_are_told():
         sys.setrecursionlimit(limit)
     assert thread.frames[0].function == "wait_in_a_lock"
     assert {frame.function.rpartition(".")[2] for frame in thread.frames[1:]} == {"recur"}
-    assert len(thread.frames) == MOST_FRAMES
+    assert len(thread.frames) == MAX_FRAMES
     assert len(thread.frames) + thread.frames_left_out == 10_000 + 1 + 1 + 1 + 3
 
 
-def test_of_too_many_threads_the_main_one_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_main_thread_is_kept_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
     idents = [*range(1, 101), threading.main_thread().ident]
     monkeypatch.setattr(sys, "_current_frames", lambda: dict.fromkeys(idents, sys._getframe()))
-    threads, left_out = asked(MOST_THREADS)
-    assert len(threads) == MOST_THREADS
+    threads, left_out = asked(MAX_THREADS)
+    assert len(threads) == MAX_THREADS
     assert threads[0].main
     assert threads[0].frames
-    assert left_out == 101 - MOST_THREADS
+    assert left_out == 101 - MAX_THREADS
 
 
-def test_a_thread_that_python_did_not_start_is_called_by_its_number(monkeypatch: pytest.MonkeyPatch):
+def test_foreign_thread_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "_current_frames", lambda: {0xBEEF: sys._getframe()})
     assert [thread.name for thread in asked()[0]] == ["MainThread", "0xbeef"]
 
 
-def test_a_main_thread_that_has_no_frame_is_there_without_any(monkeypatch: pytest.MonkeyPatch):
+def test_main_thread_without_frames_is_listed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "_current_frames", dict)
     assert asked() == ([pb.Thread(name="MainThread", main=True)], 0)
 
 
-def test_a_main_thread_whose_program_has_ended_has_no_frames():
+def test_main_thread_of_an_ended_program_has_no_frames():
     """The interpreter still waits for the other threads: it stands in a function of Python's own."""
     program = """
 import threading
@@ -153,7 +153,7 @@ threading.Thread(target=ask).start()
     assert done.stdout == '([name: "MainThread"\nmain: true\n], 0)\n'
 
 
-def test_names_that_no_one_would_choose_travel_as_utf_8():
+def test_odd_names_are_encoded_as_utf_8():
     with standing(renamed(co_qualname="\x1b[31m<b>\udcff", co_filename="/\udcfe/€\n.py"), "\ud800\x07"):
         (thread,) = [thread for thread in asked()[0] if "\x07" in thread.name]
     assert thread.name == "\\ud800\x07"
@@ -163,7 +163,7 @@ def test_names_that_no_one_would_choose_travel_as_utf_8():
 
 
 @pytest.mark.parametrize("letter", ["x", "€", "\udcff"])
-def test_of_long_names_the_beginning_is_told_and_of_long_paths_the_end(letter: str):
+def test_long_names_keep_their_start_and_long_paths_their_end(letter: str):
     long = letter * 5_000
     with standing(renamed(co_qualname=f"step{long}", co_filename=f"/{long}/train.py"), f"stands{long}"):
         (thread,) = [thread for thread in asked()[0] if thread.name.startswith("stands")]
@@ -172,11 +172,11 @@ def test_of_long_names_the_beginning_is_told_and_of_long_paths_the_end(letter: s
     assert frame.file.endswith("/train.py")
     assert (thread.name[-1], frame.function[-1], frame.file[0]) == ("…", "…", "…")
     for name in (thread.name, frame.function, frame.file):
-        assert MOST_NAME - 10 < len(name.encode()) <= MOST_NAME
+        assert MAX_NAME - 10 < len(name.encode()) <= MAX_NAME
 
 
-def test_a_name_of_just_the_greatest_length_is_whole():
-    name = "x" * MOST_NAME
+def test_name_of_the_maximum_length_is_not_cut():
+    name = "x" * MAX_NAME
     with standing(renamed(co_qualname=name, co_filename=name)):
         frame = told().frames[0]
     assert (frame.function, frame.file) == (name, name)
@@ -199,11 +199,11 @@ def test_a_name_of_just_the_greatest_length_is_whole():
         (__file__, False),
     ],
 )
-def test_what_is_a_library_and_what_the_program(file: str, library: bool):
+def test_library_files_are_told_apart_from_the_programs(file: str, library: bool):
     assert is_library(file) is library
 
 
-def test_nothing_that_the_frames_hold_lives_longer_for_it():
+def test_stacks_keep_no_object_alive():
     class Tensor:
         pass
 

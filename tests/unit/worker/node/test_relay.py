@@ -10,7 +10,7 @@ import pytest
 from muster.relay.listen_address import ListenError
 from muster.worker.errors import MusterError
 from muster.worker.node import relay as node_relay
-from muster.worker.node.relay import NodeRelay, begin
+from muster.worker.node.relay import NodeRelay, start
 from muster.worker.transport import fork_guard
 
 NOBODY = "127.0.0.1:1"
@@ -36,11 +36,11 @@ def threads() -> list[str]:
 
 def claims() -> list[str]:
     """What relays say of gRPC to who forks; other tests may have stores that still speak it."""
-    return [claim.what for claim in fork_guard._claims if claim.what == "a relay"]
+    return [claim.what for claim in fork_guard._usages if claim.what == "a relay"]
 
 
-def test_its_socket_is_this_users_alone_and_nothing_is_left_of_it(folder: Path):
-    relay = begin(NOBODY)
+def test_relay_socket_is_private_and_removed_at_the_stop(folder: Path):
+    relay = start(NOBODY)
     assert relay is not None
     path = path_of(relay)
     assert path.is_socket()
@@ -56,7 +56,7 @@ def test_its_socket_is_this_users_alone_and_nothing_is_left_of_it(folder: Path):
         assert claims() == []
 
 
-def test_two_of_one_machine_do_not_meet(folder: Path):
+def test_two_relays_of_one_machine_have_different_sockets(folder: Path):
     one, other = NodeRelay(NOBODY), NodeRelay(NOBODY)
     assert path_of(one) != path_of(other)
     one.stop()
@@ -64,7 +64,7 @@ def test_two_of_one_machine_do_not_meet(folder: Path):
     other.stop()
 
 
-def test_where_temporary_folders_have_long_names_it_goes_elsewhere(
+def test_relay_uses_a_short_folder_if_the_temporary_path_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     far = tmp_path / ("x" * 100)
@@ -82,28 +82,30 @@ def test_where_temporary_folders_have_long_names_it_goes_elsewhere(
 @pytest.mark.parametrize(
     "error", [ListenError("a socket is in the way"), RuntimeError("no gRPC"), OSError(28, "No space left")]
 )
-def test_where_it_cannot_begin_a_warning_says_why_and_nothing_is_left(
+def test_relay_that_cannot_start_logs_why_and_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ):
     def fail(config: object) -> None:
         raise error
 
     monkeypatch.setattr(node_relay, "RelayThread", fail)
-    assert begin(NOBODY) is None
+    assert start(NOBODY) is None
     (record,) = caplog.records
     assert record.getMessage() == f"this node has no relay, and its workers connect directly: {error}"
     assert list(folder.iterdir()) == []
     assert claims() == []
 
 
-def test_where_no_folder_can_be_made_there_is_none(folder: Path, caplog: pytest.LogCaptureFixture):
+def test_relay_is_absent_if_no_folder_can_be_made(folder: Path, caplog: pytest.LogCaptureFixture):
     folder.rmdir()
-    assert begin(NOBODY) is None
+    assert start(NOBODY) is None
     assert "No such file or directory" in caplog.text
     assert claims() == []
 
 
-def test_a_forked_child_does_not_end_its_parents_and_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_forked_child_neither_stops_its_parents_relay_nor_has_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     relay = NodeRelay(NOBODY)
     pid = os.getpid()
     with monkeypatch.context() as child:

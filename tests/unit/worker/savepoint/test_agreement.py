@@ -9,7 +9,7 @@ from muster.service.core.saving import PREFIX
 from muster.service.core.vocabulary.events import CancelSave, RequestSave
 from muster.service.core.vocabulary.model import SaveState
 from muster.worker.decision import Decision, Outcome
-from muster.worker.savepoint.agreement import AHEAD, Course, Next, Phase, Word, parse, together
+from muster.worker.savepoint.agreement import AHEAD, Course, Next, Phase, Statement, combine, parse
 from muster.worker.session.save_request import SaveAsked
 from tests.support.world.core_world import RUN, World
 from tests.support.world.trainers import Trainer
@@ -195,11 +195,11 @@ def released(*words: bytes, sequence: int = 0) -> Decision:
     )
 
 
-def test_a_rank_goes_on_for_two_steps_before_it_waits():
+def test_rank_continues_for_two_steps_before_it_waits():
     course = Course(2, 0)
     assert course.after(7) is Next.GO_ON
     course.promise(8)
-    assert parse(course.word(asked())) == Word(Phase.AGREE, 8 + AHEAD, 1, stop=False)
+    assert parse(course.payload(asked())) == Statement(Phase.AGREE, 8 + AHEAD, 1, stop=False)
     assert [course.after(step) for step in (9, 10, 11)] == [Next.GO_ON, Next.WAIT, Next.WAIT]
     course.promise(7)
     assert course.after(10) is Next.WAIT
@@ -207,47 +207,47 @@ def test_a_rank_goes_on_for_two_steps_before_it_waits():
     assert course.after(10) is Next.GO_ON
 
 
-def test_the_step_is_the_greatest_that_nobody_can_have_passed():
+def test_ranks_agree_on_the_greatest_bound():
     course = Course(2, 0)
     course.promise(8)
-    assert course.heard(released(course.word(asked()), Word(Phase.AGREE, 13, 2, stop=True).encode()))
+    assert course.agreed(released(course.payload(asked()), Statement(Phase.AGREE, 13, 2, stop=True).encode()))
     assert [course.after(step) for step in (10, 12, 13, 14)] == [
         *(Next.GO_ON, Next.GO_ON, Next.SAVE, Next.GO_ON)
     ]
-    assert parse(course.word(asked())) == Word(Phase.DONE, 13, 2, stop=True)
+    assert parse(course.payload(asked())) == Statement(Phase.DONE, 13, 2, stop=True)
 
 
-def test_who_counts_in_tens_saves_at_the_first_that_is_not_below():
+def test_rank_that_counts_in_tens_saves_at_its_next_step():
     course = Course(1, 0)
     course.promise(20)
     assert course.after(30) is Next.WAIT
-    course.heard(released(course.word(asked())))
+    course.agreed(released(course.payload(asked())))
     assert course.after(30) is Next.SAVE
-    assert parse(course.word(asked())) == Word(Phase.DONE, 30, 1, stop=False)
+    assert parse(course.payload(asked())) == Statement(Phase.DONE, 30, 1, stop=False)
 
 
-def test_ranks_that_saved_at_different_steps_have_not_saved():
-    words = [Word(Phase.DONE, step, 1, stop=False).encode() for step in (10, 11)]
-    assert together(released(*words), Phase.DONE, 2) is None
-    assert together(released(words[0], words[0]), Phase.DONE, 2) is not None
+def test_saves_at_different_steps_are_not_done():
+    words = [Statement(Phase.DONE, step, 1, stop=False).encode() for step in (10, 11)]
+    assert combine(released(*words), Phase.DONE, 2) is None
+    assert combine(released(words[0], words[0]), Phase.DONE, 2) is not None
 
 
 @pytest.mark.parametrize(
     "junk", [b"", b"agree", b"agree 1 1", b"agree x 1 0", b"leave 1 1 0", b"\xff 1 1 0", b"agree 1 1 0 0"]
 )
-def test_what_is_no_word_is_no_agreement(junk: bytes):
-    good = Word(Phase.AGREE, 3, 1, stop=False).encode()
-    assert together(released(good, good), Phase.AGREE, 2) is not None
-    assert together(released(good, junk), Phase.AGREE, 2) is None
-    assert together(released(good, Word(Phase.DONE, 3, 1, stop=False).encode()), Phase.AGREE, 2) is None
-    assert together(released(good), Phase.AGREE, 2) is None
+def test_unusable_payload_prevents_the_agreement(junk: bytes):
+    good = Statement(Phase.AGREE, 3, 1, stop=False).encode()
+    assert combine(released(good, good), Phase.AGREE, 2) is not None
+    assert combine(released(good, junk), Phase.AGREE, 2) is None
+    assert combine(released(good, Statement(Phase.DONE, 3, 1, stop=False).encode()), Phase.AGREE, 2) is None
+    assert combine(released(good), Phase.AGREE, 2) is None
 
 
-def test_what_failed_is_not_tried_again_and_what_is_asked_for_later_is():
+def test_failed_request_is_not_repeated_but_later_ones_are_made():
     course = Course(1, 0)
     course.promise(8)
     lost = Decision(prefix=PREFIX, sequence=4, outcome=Outcome.MEMBER_LOST, message="")
-    assert not course.heard(lost)
+    assert not course.agreed(lost)
     assert course.idle
     assert not course.wants(asked(1))
     assert not course.wants(asked(2, since=4))
@@ -255,7 +255,7 @@ def test_what_failed_is_not_tried_again_and_what_is_asked_for_later_is():
     assert course.wants(asked(2, since=5))
 
 
-def test_what_was_asked_for_before_a_process_began_is_not_its_own():
+def test_request_older_than_the_process_is_not_its_own():
     course = Course(2, 5)
     assert not course.wants(asked(since=4))
     assert course.stands(asked(since=4))

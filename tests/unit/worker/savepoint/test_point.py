@@ -109,14 +109,14 @@ def agreed(step: int = 10) -> tuple[SavePoint, FakeBarrier]:
     return save, group
 
 
-def test_nothing_is_said_while_nothing_is_asked_for():
+def test_save_point_is_silent_without_a_request():
     save, group = made()
     assert not any(save.reached(step) for step in range(100))
     save.close()
     assert group.said.empty()
 
 
-def test_it_answers_whatever_the_main_thread_is_at_and_saves_at_the_step_of_all():
+def test_save_point_answers_beside_the_main_thread_and_saves_once():
     save, group = made()
     assert not save.reached(7)
     group.ask(ASKED)
@@ -135,7 +135,7 @@ def test_it_answers_whatever_the_main_thread_is_at_and_saves_at_the_step_of_all(
     assert not any(save.reached(step) for step in range(13, 20))
 
 
-def test_before_its_first_step_it_has_no_bound_to_say():
+def test_save_point_answers_only_after_the_first_step():
     save, group = made()
     group.ask(ASKED)
     assert not save.reached(41)
@@ -143,14 +143,14 @@ def test_before_its_first_step_it_has_no_bound_to_say():
     group.answers.put("agree 43 1 0")
 
 
-def test_whether_training_ends_is_what_any_rank_has_heard():
+def test_training_stops_if_any_rank_was_asked_to_stop():
     save, group = agreed()
     group.answers.put("done 10 2 1")
     save.done()
     assert save.stop
 
 
-def test_what_the_ranks_could_not_agree_on_is_not_tried_again(caplog: pytest.LogCaptureFixture):
+def test_failed_agreement_is_logged_and_not_repeated(caplog: pytest.LogCaptureFixture):
     save, group = made()
     save.reached(7)
     group.ask(ASKED)
@@ -161,7 +161,7 @@ def test_what_the_ranks_could_not_agree_on_is_not_tried_again(caplog: pytest.Log
     assert group.said.empty()
 
 
-def test_an_unknown_outcome_is_told_and_asked_for_again_with_the_same_word():
+def test_unknown_outcome_is_raised_and_the_vote_repeated():
     save, group = made()
     save.reached(7)
     group.ask(ASKED)
@@ -173,7 +173,7 @@ def test_an_unknown_outcome_is_told_and_asked_for_again_with_the_same_word():
     assert save.reached(9)
 
 
-def test_who_was_sent_away_is_told_so_at_each_call():
+def test_evicted_rank_gets_the_refusal_at_each_call():
     save, group = made()
     save.reached(7)
     group.ask(ASKED)
@@ -192,9 +192,7 @@ def test_who_was_sent_away_is_told_so_at_each_call():
         ("done 11 1 0", MusterError),
     ],
 )
-def test_a_save_that_not_all_have_made_at_one_step_is_an_error(
-    answer: Decision | str, error: type[Exception]
-):
+def test_save_that_some_ranks_missed_raises(answer: Decision | str, error: type[Exception]):
     save, group = agreed()
     group.answers.put(answer)
     with pytest.raises(error):
@@ -202,19 +200,19 @@ def test_a_save_that_not_all_have_made_at_one_step_is_an_error(
     assert not save.reached(11)
 
 
-def test_done_is_said_of_a_save():
+def test_done_raises_without_a_save():
     save, _ = made()
     with pytest.raises(MusterError, match="reached"):
         save.done()
 
 
-def test_a_step_is_a_whole_number():
+def test_step_must_be_a_whole_number():
     save, _ = made()
     with pytest.raises(TypeError):
         save.reached(9.0)  # type: ignore[arg-type]
 
 
-def test_who_takes_no_more_part_fails_what_is_asked_for_later():
+def test_closed_save_point_fails_later_requests():
     save, group = made()
     save.reached(7)
     save.close()
@@ -224,14 +222,14 @@ def test_who_takes_no_more_part_fails_what_is_asked_for_later():
         group.answers.put(failed(Outcome.ABORTED, number - 1))
 
 
-def test_who_leaves_instead_of_saving_fails_the_others():
+def test_rank_that_closes_instead_of_saving_fails_the_others():
     save, group = agreed()
     save.close()
     assert group.heard() == "fails: its training is over"
     group.answers.put(failed(Outcome.ABORTED, 1))
 
 
-def test_who_begins_anew_alone_fails_what_the_others_have_begun(monkeypatch: pytest.MonkeyPatch):
+def test_rank_that_restarts_alone_fails_the_open_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(FakeBarrier, "sequence", 1)
     monkeypatch.setattr(FakeBarrier, "standing", ASKED)
     save, group = made()
@@ -244,7 +242,7 @@ def test_who_begins_anew_alone_fails_what_the_others_have_begun(monkeypatch: pyt
     group.answers.put(failed(Outcome.ABORTED, 2))
 
 
-def test_a_signal_asks_for_all_calls_its_own_handler_and_is_given_back(monkeypatch: pytest.MonkeyPatch):
+def test_signal_requests_a_save_and_calls_the_previous_handler(monkeypatch: pytest.MonkeyPatch):
     asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
     own: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: own.append(number))
@@ -266,7 +264,7 @@ def test_a_signal_asks_for_all_calls_its_own_handler_and_is_given_back(monkeypat
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_forked_child_ends_by_a_signal_as_if_nobody_had_asked_for_it():
+def test_signal_ends_a_forked_child_as_without_a_save_point():
     before = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     try:
         with SavePoint(signals=[signal.SIGUSR2]):
@@ -288,7 +286,7 @@ def test_a_forked_child_ends_by_a_signal_as_if_nobody_had_asked_for_it():
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_signals_are_the_main_threads():
+def test_signals_require_the_main_thread():
     errors: list[BaseException] = []
 
     def make() -> None:

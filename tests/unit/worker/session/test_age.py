@@ -6,7 +6,7 @@ import time
 import pytest
 
 from muster.worker.session import age as module
-from muster.worker.session.age import age, begin_anew
+from muster.worker.session.age import age, restart
 
 
 @pytest.fixture(autouse=True)
@@ -14,16 +14,16 @@ def _began_long_ago(monkeypatch):
     monkeypatch.setattr(module, "_began", time.monotonic() - 100.0)
 
 
-def test_it_is_the_time_since_the_import():
+def test_age_counts_from_the_import():
     assert 100.0 <= age() <= age()
 
 
-def test_who_said_goodbye_begins_anew():
-    begin_anew()
+def test_age_counts_from_the_goodbye():
+    restart()
     assert 0.0 <= age() < 100.0
 
 
-def test_so_does_a_program_that_starts_itself_again_in_the_same_process():
+def test_age_counts_from_an_exec_in_the_same_process():
     program = """
 import os, sys, time
 from muster.worker.session.age import age
@@ -38,7 +38,7 @@ print(time.monotonic(), age())
     assert told <= began - ended + 0.1
 
 
-def test_a_forked_child_is_younger_than_its_parent():
+def test_age_of_a_forked_child_counts_from_the_fork():
     mine, its = os.pipe()
     child = os.fork()
     if child == 0:

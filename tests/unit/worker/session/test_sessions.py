@@ -19,7 +19,7 @@ class FakeSession:
         self.ended = False
         self.dismissed = False
         self.owner = os.getpid()
-        self.claim = fork_guard.Claim("a session")
+        self.claim = fork_guard.GrpcUsage("a session")
         self.reasons: list[str] = []
 
     def close(self, reason: str) -> None:
@@ -33,7 +33,7 @@ class FakeSession:
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "Session", FakeSession)
     monkeypatch.setattr(sessions, "_sessions", {})
-    monkeypatch.setattr(fork_guard, "_claims", [])
+    monkeypatch.setattr(fork_guard, "_usages", [])
     monkeypatch.setattr(fork_guard, "_last", None)
 
 
@@ -50,12 +50,12 @@ def test_different_configs_are_different_sessions(other: dict[str, object]):
     assert sessions.session_for(CONFIG) is not sessions.session_for(different)
 
 
-def test_a_config_cannot_be_changed_behind_the_sessions_back():
+def test_config_is_immutable():
     with pytest.raises(AttributeError):
         CONFIG.rank = 4  # type: ignore[misc]
 
 
-def test_a_session_that_has_ended_is_replaced():
+def test_ended_session_is_replaced():
     first = sessions.session_for(CONFIG)
     first.ended = True  # type: ignore[misc]
     second = sessions.session_for(CONFIG)
@@ -63,14 +63,14 @@ def test_a_session_that_has_ended_is_replaced():
     assert sessions.session_for(CONFIG) is second
 
 
-def test_a_session_of_a_process_that_was_evicted_is_not_replaced():
+def test_session_of_an_evicted_process_is_not_replaced():
     """Else the process would come back as somebody else by making its barrier anew."""
     first = sessions.session_for(CONFIG)
     first.ended = first.dismissed = True  # type: ignore[misc]
     assert sessions.session_for(CONFIG) is first
 
 
-def test_close_says_goodbye_on_all_and_forgets_them():
+def test_close_says_goodbye_on_all_sessions_once():
     several = [sessions.session_for(CONFIG), sessions.session_for(replace(CONFIG, rank=4))]
     sessions.close("done")
     sessions.close("again")
@@ -78,7 +78,7 @@ def test_close_says_goodbye_on_all_and_forgets_them():
     assert sessions.session_for(CONFIG) not in several
 
 
-def test_a_child_forked_beside_a_session_is_told_at_once_that_it_cannot_have_one(
+def test_child_forked_beside_a_session_cannot_open_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
     parents = sessions.session_for(CONFIG)
@@ -89,6 +89,6 @@ def test_a_child_forked_beside_a_session_is_told_at_once_that_it_cannot_have_one
     assert parents.reasons == []  # type: ignore[attr-defined]
 
 
-def test_a_child_forked_before_any_session_has_its_own(monkeypatch: pytest.MonkeyPatch):
+def test_child_forked_before_any_session_opens_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert sessions.session_for(CONFIG) is sessions.session_for(CONFIG)

@@ -10,7 +10,7 @@ import pytest
 from lab.patience import PATIENCE
 from muster.worker.errors import MusterError
 from muster.worker.transport import fork_guard
-from muster.worker.transport.fork_guard import Claim, check, start_thread
+from muster.worker.transport.fork_guard import GrpcUsage, check, start_thread
 
 look = fork_guard._grpc_runs
 
@@ -19,7 +19,7 @@ look = fork_guard._grpc_runs
 def grpc_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What the guard sees of gRPC's threads, look by look; the last is what it sees from then on."""
     seen = [False]
-    monkeypatch.setattr(fork_guard, "_claims", [])
+    monkeypatch.setattr(fork_guard, "_usages", [])
     monkeypatch.setattr(fork_guard, "_last", None)
     monkeypatch.setattr(fork_guard, "_ending", [])
     monkeypatch.setattr(fork_guard, "_in_vain", False)
@@ -30,53 +30,53 @@ def grpc_runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on as the child."""
-    fork_guard._settle()
+    fork_guard._await_end()
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
 
 
-def test_a_process_may_claim_as_often_as_it_speaks():
-    with Claim("a store"), Claim("a store"), Claim("a session"):
+def test_process_may_register_several_usages():
+    with GrpcUsage("a store"), GrpcUsage("a store"), GrpcUsage("a session"):
         check()
-    assert fork_guard._claims == []
+    assert fork_guard._usages == []
 
 
-def test_a_child_is_told_what_its_parent_holds(monkeypatch: pytest.MonkeyPatch):
+def test_child_gets_an_error_that_names_the_parents_usage(monkeypatch: pytest.MonkeyPatch):
     parent = os.getpid()
-    first, second = Claim("a node's place"), Claim("a store")
-    first.give_back()
-    first.give_back()
+    first, second = GrpcUsage("a node's place"), GrpcUsage("a store")
+    first.end()
+    first.end()
     fork(monkeypatch)
     with pytest.raises(MusterError, match=f"forked from process {parent}, which holds a store"):
-        Claim("a session")
-    second.give_back()
+        GrpcUsage("a session")
+    second.end()
     with pytest.raises(MusterError, match="which holds a store"):
         check()
 
 
-def test_a_child_may_speak_when_all_was_given_back(monkeypatch: pytest.MonkeyPatch):
-    Claim("a store").give_back()
+def test_child_may_use_grpc_when_its_parent_has_ended_all_usage(monkeypatch: pytest.MonkeyPatch):
+    GrpcUsage("a store").end()
     fork(monkeypatch)
-    held = Claim("a store")
+    held = GrpcUsage("a store")
     fork(monkeypatch)
     with pytest.raises(MusterError, match="which holds a store"):
         check()
     assert held.what == "a store"
 
 
-def test_a_fork_waits_until_grpc_has_ended(monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]):
+def test_fork_waits_until_grpc_has_ended(monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]):
     grpc_runs[:] = [True, True, False]
-    Claim("a store").give_back()
+    GrpcUsage("a store").end()
     fork(monkeypatch)
     check()
     assert grpc_runs == [False]
 
 
-def test_a_child_is_told_when_grpc_does_not_end(monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]):
+def test_child_gets_an_error_if_grpc_does_not_end(monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]):
     """Others of the process may use it as well."""
     grpc_runs[:] = [True]
     monkeypatch.setattr(fork_guard, "PATIENCE", 0.0)
-    Claim("a store").give_back()
+    GrpcUsage("a store").end()
     fork(monkeypatch)
     with pytest.raises(MusterError, match="which holds open channels of gRPC"):
         check()
@@ -87,28 +87,28 @@ def test_only_the_first_fork_waits_for_grpc_that_others_use(
 ):
     monkeypatch.setattr(fork_guard, "PATIENCE", 0.0)
     grpc_runs[:] = [True]
-    Claim("a store").give_back()
-    fork_guard._settle()
+    GrpcUsage("a store").end()
+    fork_guard._await_end()
     monkeypatch.setattr(fork_guard, "PATIENCE", 60.0)
-    Claim("another store").give_back()
-    fork_guard._settle()
+    GrpcUsage("another store").end()
+    fork_guard._await_end()
     grpc_runs[:] = [False]
     fork(monkeypatch)
     check()
     assert not fork_guard._in_vain
 
 
-def test_garbage_is_collected_when_the_last_is_given_back_and_never_before_a_fork(
+def test_garbage_is_collected_after_the_last_usage_not_before_a_fork(
     monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]
 ):
     collected: list[bool] = []
     monkeypatch.setattr(gc, "collect", lambda: collected.append(True))
-    first, second = Claim("a session"), Claim("a session")
+    first, second = GrpcUsage("a session"), GrpcUsage("a session")
     grpc_runs[:] = [True]
-    first.give_back()
+    first.end()
     fork_guard.collect()
     assert collected == []
-    second.give_back()
+    second.end()
     fork_guard.collect()
     assert collected == [True]
     grpc_runs[:] = [True, False]
@@ -116,7 +116,7 @@ def test_garbage_is_collected_when_the_last_is_given_back_and_never_before_a_for
     assert collected == [True]
 
 
-def test_a_fork_of_a_process_that_never_spoke_looks_at_nothing(
+def test_fork_of_a_process_without_grpc_checks_no_threads(
     monkeypatch: pytest.MonkeyPatch, grpc_runs: list[bool]
 ):
     grpc_runs[:] = [True, False]
@@ -125,11 +125,11 @@ def test_a_fork_of_a_process_that_never_spoke_looks_at_nothing(
     assert grpc_runs == [True, False]
 
 
-def test_a_thread_holds_its_claim_while_it_runs():
+def test_thread_registers_its_usage_while_it_runs():
     held: list[str] = []
-    thread = start_thread("a session", "speaks", lambda: held.extend(one.what for one in fork_guard._claims))
+    thread = start_thread("a session", "speaks", lambda: held.extend(one.what for one in fork_guard._usages))
     thread.join(PATIENCE)
-    assert (thread.name, held, fork_guard._claims) == ("speaks", ["a session"], [])
+    assert (thread.name, held, fork_guard._usages) == ("speaks", ["a session"], [])
 
 
 def test_fork_waits_for_thread_that_was_told_to_end(monkeypatch: pytest.MonkeyPatch):
@@ -161,7 +161,7 @@ def test_fork_waits_once_and_for_a_while_for_thread_that_does_not_end(monkeypatc
 
     thread = start_thread("a node's place", "goes on", go_on)
     fork_guard.await_before_fork(thread)
-    fork_guard._settle()
+    fork_guard._await_end()
     assert fork_guard._ending == []
     fork(monkeypatch)
     with pytest.raises(MusterError, match="which holds a node's place"):
@@ -170,14 +170,14 @@ def test_fork_waits_once_and_for_a_while_for_thread_that_does_not_end(monkeypatc
     thread.join(PATIENCE)
 
 
-def test_a_thread_that_cannot_start_holds_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_thread_that_cannot_start_leaves_no_usage(monkeypatch: pytest.MonkeyPatch):
     def full(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", full)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         start_thread("a session", "speaks", check)
-    assert fork_guard._claims == []
+    assert fork_guard._usages == []
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_thread_that_cannot_start_holds_nothing(monkeypatch: pytest.MonkeyPatc
         (["python", "grpc_global_tim"], True),
     ],
 )
-def test_grpc_is_known_by_the_names_of_its_threads(tmp_path: Path, names: list[str], runs: bool):
+def test_grpc_is_recognized_by_its_threads_names(tmp_path: Path, names: list[str], runs: bool):
     for number, name in enumerate(names):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "comm").write_text(f"{name}\n")
@@ -196,5 +196,5 @@ def test_grpc_is_known_by_the_names_of_its_threads(tmp_path: Path, names: list[s
     assert look(tmp_path) is runs
 
 
-def test_where_threads_cannot_be_seen_grpc_is_taken_to_run(tmp_path: Path):
+def test_grpc_is_assumed_to_run_if_threads_cannot_be_listed(tmp_path: Path):
     assert look(tmp_path / "no proc")

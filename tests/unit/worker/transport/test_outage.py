@@ -5,7 +5,7 @@ import pytest
 from muster.worker.transport.outage import FIRST_REMINDER, Outage
 
 
-def test_an_outage_is_told_soon_and_then_ever_more_seldom(caplog: pytest.LogCaptureFixture):
+def test_outage_is_logged_early_and_then_less_and_less_often(caplog: pytest.LogCaptureFixture):
     now = 100.0
     outage = Outage("head:7550", lambda: now)
     told = []
@@ -20,7 +20,7 @@ def test_an_outage_is_told_soon_and_then_ever_more_seldom(caplog: pytest.LogCapt
     )
 
 
-def test_a_short_outage_is_not_worth_a_line(caplog: pytest.LogCaptureFixture):
+def test_short_outage_is_not_logged(caplog: pytest.LogCaptureFixture):
     now = 0.0
     outage = Outage("head:7550", lambda: now)
     for _ in range(10):

@@ -71,7 +71,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_one_that_is_alone_is_called_once_and_waited_for_by_grpc_if_at_all(wire: Any, wait: bool):
+def test_single_coordinator_is_called_once(wire: Any, wait: bool):
     one = wire("a:1", a=[BROKEN])
     with pytest.raises(grpc.RpcError):
         one.ask(wait=wait)
@@ -79,23 +79,23 @@ def test_one_that_is_alone_is_called_once_and_waited_for_by_grpc_if_at_all(wire:
 
 
 @pytest.mark.parametrize("first", [BROKEN, STANDS_BY, relay_cut_off()])
-def test_of_several_the_next_is_asked(wire: Any, first: Exception):
+def test_next_of_several_coordinators_is_called_after_a_failure(wire: Any, first: Exception):
     one = wire("a:1,b:1", a=[first], b=["done"])
     assert one.ask() == "done"
     assert (one.called, one.waited_for) == (["a", "b"], [False, False])
     assert one.search.replicas.known()[0] == "b:1"
 
 
-def test_a_relay_that_has_lost_the_coordinator_is_asked_again(wire: Any):
+def test_relay_that_lost_the_coordinator_is_called_again(wire: Any):
     one = wire("a:1,b:1", a=[upstream_lost(), "done"])
     assert (one.ask(), one.called) == ("done", ["a", "a"])
 
 
-def test_one_that_is_not_the_only_one_names_the_leader(wire: Any):
+def test_standby_names_the_leader(wire: Any):
     assert wire("a:1", a=[STANDS_BY], b=["done"]).ask() == "done"
 
 
-def test_while_nobody_leads_it_asks_on_until_the_time_is_over(wire: Any):
+def test_calls_go_on_without_a_leader_until_the_timeout(wire: Any):
     one = wire("a:1", a=[NOBODY, NOBODY, NOBODY, "done"])
     assert one.ask() == "done"
     one = wire("a:1,b:1", a=[NOBODY], b=[BROKEN])
@@ -106,14 +106,14 @@ def test_while_nobody_leads_it_asks_on_until_the_time_is_over(wire: Any):
     assert "b:1: UNAVAILABLE: connection refused" in one.search.said
 
 
-def test_what_the_leader_refuses_is_refused(wire: Any):
+def test_leaders_refusal_is_raised(wire: Any):
     one = wire("a:1,b:1", a=[REFUSED], b=["done"])
     with pytest.raises(grpc.RpcError):
         one.ask()
     assert one.called == ["a"]
 
 
-def test_a_call_that_its_own_time_ends_says_nothing_against_the_one_that_held_it(wire: Any):
+def test_timed_out_call_does_not_blame_its_address(wire: Any):
     held = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     one = wire("a:1,b:1", a=[NOBODY, held], b=[NOBODY])
     with pytest.raises(grpc.RpcError):

@@ -1,4 +1,4 @@
-"""A group as one of its processes sees it: whom it covers, and where this process stands in it."""
+"""A group as one of its processes sees it: the ranks that it covers, and this process's position in it."""
 
 import threading
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from muster.worker.errors import MusterError
 from muster.worker.groups.pending import Pending
 
 _POSITIONS = {"SEQUENCE_BEHIND": "start_sequence", "SEQUENCE_FORGOTTEN": "next_sequence"}
-"""By reason of a refusal: which of its metadata is the next barrier of the process that was refused."""
+"""By reason of a refusal: the metadata that names the refused process's next barrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Whom a group's barriers cover."""
+    """The ranks that a group's barriers cover; no participants: all ranks."""
 
     world_size: int
     participants: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class Group:
     prefix: str
     shape: Shape
     position: int | None = None
-    """The sequence of this process's next barrier; None until the coordinator has said."""
+    """The sequence of this process's next barrier; None until the coordinator has named it."""
     error: MusterError | None = None
     """Why the group could not be joined."""
     pending: Pending | None = None
@@ -39,7 +39,7 @@ class Group:
     """Held by the thread that executes a barrier of the group."""
 
     def join_request(self) -> pb.ConnectRequest:
-        """Asks to take part."""
+        """Return the message that asks to take part."""
         shape = self.shape
         return pb.ConnectRequest(
             join_group=pb.JoinGroup(
@@ -48,9 +48,9 @@ class Group:
         )
 
     def go_on_after(self, reason: str, metadata: Mapping[str, str]) -> None:
-        """Take the position that the coordinator gives to a process whose barrier it has no outcome for.
+        """Take over the position that the coordinator names if it has no outcome for this process's barrier.
 
-        Without it, the process would ask for that barrier for ever.
+        Otherwise the process would ask for that barrier forever.
 
         Args:
             reason: of the refusal.
@@ -61,6 +61,6 @@ class Group:
             self.position = int(metadata[name])
 
     def waits_at(self) -> str | None:
-        """The barrier that a thread of this process waits at, for people."""
+        """Return the barrier at which a thread of this process waits, for people."""
         pending = self.pending
         return f'barrier "{self.prefix}" #{pending.request.sequence}' if pending is not None else None

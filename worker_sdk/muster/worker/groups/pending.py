@@ -1,4 +1,4 @@
-"""An arrival at a barrier, from when it is said to when it is decided."""
+"""An arrival at a barrier, until the barrier is decided."""
 
 import time
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from muster.worker.decision import Decision
 from muster.worker.errors import MusterError, RefusedError
 from muster.worker.groups.write_report import WriteReport
 
-MOST_REASON_BYTES = 65_536
-"""Of a vote's reason; the coordinator cuts it further."""
+MAX_REASON_BYTES = 65_536
+"""Limit for a vote's reason in a message; the coordinator keeps less of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyWarning:
-    """A look at a barrier that is still open, before half of its timeout has gone."""
+    """A warning about a barrier that is still open, earlier than after half of its timeout."""
 
     after: float
-    """Seconds from the barrier's first arrival to the look."""
+    """Seconds from the barrier's first arrival to the warning."""
     hint: str
-    """What those who wait read behind the names of the missing."""
+    """What waiting ranks log after the names of the missing ranks."""
 
 
 @dataclass(slots=True)
@@ -29,13 +29,13 @@ class Pending:
     request: pb.Arrive
     timeout: float
     hint: str = ""
-    """For the next warning, and no other."""
+    """For the next warning only."""
     result: Decision | MusterError | None = None
     sent_at: float | None = None
-    """When it was first said on a stream, on the monotonic clock."""
+    """When it was first sent, on the monotonic clock."""
 
     def message(self) -> pb.ConnectRequest:
-        """What to say on a stream now: the arrival, and for how long it has waited already."""
+        """Return the message to send now: the arrival, and how long it has waited already."""
         now = time.monotonic()
         if self.sent_at is None:
             self.sent_at = now
@@ -43,7 +43,7 @@ class Pending:
         return pb.ConnectRequest(arrive=self.request)
 
     def warning(self, message: str) -> str:
-        """What to log when the coordinator tells how the barrier stands."""
+        """Return what to log when the coordinator reports the barrier's progress."""
         hint, self.hint = self.hint, ""
         return f"{message}\n  {hint}" if hint else message
 
@@ -58,8 +58,8 @@ def pending(
     early: EarlyWarning | None,
     report: WriteReport | None = None,
 ) -> Pending:
-    """The arrival of one rank."""
-    failure = _sayable(failure) if failure is not None else None
+    """Make the arrival of one rank."""
+    failure = _encodable(failure) if failure is not None else None
     request = pb.Arrive(
         prefix=prefix,
         sequence=sequence,
@@ -77,25 +77,25 @@ def pending(
     return Pending(request, timeout, early.hint if early is not None else "")
 
 
-def check_payload(payload: bytes, most: int | None) -> None:
-    """See that a payload is not too large.
+def check_payload(payload: bytes, limit: int | None) -> None:
+    """Check that a payload is not too large.
 
     Args:
-        payload: of one rank.
-        most: bytes that the coordinator takes; None: it has not said.
+        payload: one rank's.
+        limit: bytes that the coordinator accepts; None: unknown.
 
     Raises:
-        RefusedError: it is.
+        RefusedError: it is too large.
     """
-    if most is not None and len(payload) > most:
+    if limit is not None and len(payload) > limit:
         raise RefusedError(
-            f"a payload of {len(payload):,} bytes: the coordinator takes {most:,} from one rank "
+            f"a payload of {len(payload):,} bytes: the coordinator takes {limit:,} from one rank "
             "(max_payload_bytes). Hand in less, or raise the limit on the coordinator.",
             "LIMIT_EXCEEDED",
         )
 
 
-def _sayable(text: str) -> str:
-    """Text that UTF-8 can carry (a file name may hold what it cannot), and not too long for a message."""
+def _encodable(text: str) -> str:
+    """Make text valid UTF-8, which a file name may not be, and short enough for a message."""
     data = text.encode("utf-8", "backslashreplace")
-    return data[:MOST_REASON_BYTES].decode("utf-8", "ignore")
+    return data[:MAX_REASON_BYTES].decode("utf-8", "ignore")

@@ -1,20 +1,20 @@
-"""Why a rank has failed, in words that every rank gets."""
+"""Why a rank has failed, in words that all ranks get."""
 
 import traceback
 
 MAX_TEXT = 12_000
-"""Bytes of a child's report; the coordinator keeps 16 KiB of a vote's reason."""
+"""Limit in bytes for a failure's text; the coordinator keeps 16 KiB of a vote's reason."""
 
 
 def failure_text(error: BaseException) -> str:
-    """An exception for the vote: what it is, then where it was raised."""
+    """Return an exception's text for a vote: the exception, then its traceback."""
     lines = traceback.format_exception(error)
     headline = "".join(traceback.format_exception_only(error)).strip()
     return cut(f"{headline}\n{''.join(lines)}")
 
 
 def cut(text: str) -> str:
-    """The end of a text that is too long for a vote: a traceback's end says most."""
+    """Cut a text that is too long for a vote to its end: a traceback's end says most."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= MAX_TEXT:
         return text

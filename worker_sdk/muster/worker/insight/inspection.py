@@ -1,4 +1,4 @@
-"""What a process says of itself when it is asked. It is for people; nothing is decided by it."""
+"""A process's report of itself for people. Nothing depends on it."""
 
 import contextlib
 import logging
@@ -12,16 +12,16 @@ from muster.worker.insight import process, saves, stacks
 logger = logging.getLogger(__name__)
 
 INSPECT = "MUSTER_INSPECT"
-"""The variable by which a user refuses."""
+"""The variable by which a user refuses reports."""
 OFF = ("off", "0", "false", "no")
-"""Its values that do."""
+"""The values that refuse."""
 
 _Place = tuple[tuple[tuple[str, str, int], ...], int]
-"""File, function and line of each frame that is told, and how many are not."""
+"""File, function and line of each reported frame, and the number of the others."""
 
 
 class Inspection:
-    """The questions to a session, which one thread answers. It waits for no other thread.
+    """Answers the questions to a session, on one thread, and waits for no other thread.
 
     Args:
         clock: seconds of a monotonic clock.
@@ -32,18 +32,18 @@ class Inspection:
         self._asked = clock()
         self._used = process.cpu_seconds()
         self._place: _Place | None = None
-        """Where the main thread stood at the last question; None if it is not known."""
+        """Where the main thread stood at the last question; None if unknown."""
         self._still_since = self._asked
 
     def report(
         self, waits_at: Sequence[str], last_arrival: float | None, *, all_threads: bool = True
     ) -> pb.Report:
-        """Answer a question. What cannot be found out is left out, and nothing is raised.
+        """Answer a question. A part that fails is left out; nothing is raised.
 
         Args:
             waits_at: the barriers that the process waits at, for people.
-            last_arrival: when it last arrived at one, on the clock; None if it never did.
-            all_threads: whether to tell of all threads, or of the main one alone.
+            last_arrival: when it last arrived at a barrier, on the clock; None if it never did.
+            all_threads: whether to report all threads, or the main thread alone.
         """
         if _declined():
             return pb.Report(declined=True)
@@ -54,9 +54,9 @@ class Inspection:
             if last_arrival is not None:
                 report.since_arrival_ms = _milliseconds(now - last_arrival)
         with _or_without("threads"):
-            self._tell_threads(report, now, all_threads)
+            self._add_threads(report, now, all_threads)
         with _or_without("processor time"):
-            self._tell_processor(report, now)
+            self._add_processor_time(report, now)
         with _or_without("memory"):
             report.resident_bytes = process.resident_bytes()
         with _or_without("saves"):
@@ -64,9 +64,9 @@ class Inspection:
                 report.saves.add(pid=pid, state=process.child_state(pid))
         return report
 
-    def _tell_threads(self, report: pb.Report, now: float, all_threads: bool) -> None:
+    def _add_threads(self, report: pb.Report, now: float, all_threads: bool) -> None:
         before, self._place = self._place, None
-        threads, report.threads_left_out = stacks.threads(stacks.MOST_THREADS if all_threads else 1)
+        threads, report.threads_left_out = stacks.threads(stacks.MAX_THREADS if all_threads else 1)
         report.threads.extend(threads)
         main = threads[0]
         self._place = (
@@ -77,7 +77,7 @@ class Inspection:
             self._still_since = now
         report.still_ms = _milliseconds(now - self._still_since)
 
-    def _tell_processor(self, report: pb.Report, now: float) -> None:
+    def _add_processor_time(self, report: pb.Report, now: float) -> None:
         used = process.cpu_seconds()
         report.cpu_ms = _milliseconds(used - self._used)
         report.cpu_over_ms = _milliseconds(now - self._asked)
@@ -94,7 +94,7 @@ def _milliseconds(seconds: float) -> int:
 
 @contextlib.contextmanager
 def _or_without(what: str) -> Iterator[None]:
-    """The session goes on, and the rest is told, whatever cannot be found out."""
+    """Leave a part out if it fails, and go on with the rest."""
     try:
         yield
     except Exception:

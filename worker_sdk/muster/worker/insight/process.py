@@ -1,4 +1,4 @@
-"""What the kernel says of this process and its children."""
+"""The kernel's figures for this process and its children."""
 
 import os
 import time
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def cpu_seconds() -> float:
-    """Processor time that this process has used, by all its threads."""
+    """Return the processor time in seconds that all threads of this process have used."""
     return time.process_time()
 
 
 def resident_bytes() -> int:
-    """How much of its memory is in the machine's.
+    """Return the bytes of this process's memory that are resident.
 
     Raises:
         OSError: ``/proc`` cannot be read.
@@ -21,7 +21,7 @@ def resident_bytes() -> int:
 
 
 def child_state(pid: int) -> str:
-    """How a process stands, in one letter, as the kernel has it.
+    """Return a process's state, as the kernel's letter.
 
     R runs, S sleeps, D waits for the disk, T is stopped, Z has ended.
 
@@ -35,5 +35,5 @@ def child_state(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return ""
-    # The name comes before, in parentheses, and may hold anything, also spaces and parentheses.
+    # The name before it, in parentheses, may contain spaces and parentheses, too.
     return stat.rpartition(b")")[2].split()[0].decode()

@@ -1,39 +1,39 @@
 """The processes that write a save for this one.
 
-No lock guards them: a thread that is stuck must not keep another from asking. Each operation on the list is
-one that the interpreter does at once.
+No lock guards the list: a stuck thread must not block a report. Each operation on it is atomic in the
+interpreter.
 """
 
 import contextlib
 import os
 
 _pids: list[int] = []
-"""One for each write under way: a worker may have several before it."""
+"""One entry for each write under way; a worker may have several writes."""
 
 
 def begin(pid: int) -> None:
-    """A write has begun.
+    """Note that a write has started.
 
     Args:
-        pid: the process that writes.
+        pid: the writing process.
     """
     _pids.append(pid)
 
 
 def end(pid: int) -> None:
-    """A write has ended; one that never began changes nothing.
+    """Note that a write has ended; an unknown one changes nothing.
 
     Args:
-        pid: the process that wrote.
+        pid: the writing process.
     """
     with contextlib.suppress(ValueError):
         _pids.remove(pid)
 
 
 def under_way() -> list[int]:
-    """The processes that are writing, each once."""
+    """Return the writing processes, each once."""
     return sorted(set(_pids))
 
 
-# In a forked child they are its siblings, and write for its parent.
+# In a forked child the entries are its siblings, which write for its parent.
 os.register_at_fork(after_in_child=lambda: _pids.clear())

@@ -1,4 +1,4 @@
-"""Where the threads of this process stand: names of functions and files, never values."""
+"""The stacks of this process's threads: names of functions and files, never values."""
 
 import sys
 import threading
@@ -7,60 +7,59 @@ from types import FrameType
 import muster
 from muster.v1 import insight_pb2 as pb
 
-MOST_FRAMES = 64
-"""Frames that are told of a thread, the innermost ones."""
-MOST_THREADS = 64
-"""Threads that are told, if no less are asked for."""
-MOST_NAME = 200
-"""Bytes of a name, in UTF-8: with the two above, all of it fits well into a message."""
+MAX_FRAMES = 64
+"""Limit for the reported frames of a thread; the innermost ones count."""
+MAX_THREADS = 64
+"""Limit for the reported threads."""
+MAX_NAME = 200
+"""Limit for a name in bytes of UTF-8. With the two limits above, a report fits into a message."""
 CUT = "…"
-"""Stands for what a name has lost."""
-KEPT = MOST_NAME - len(CUT.encode())
-"""Bytes that are left of a name that is cut."""
+"""Replaces what is cut from a name."""
+KEPT = MAX_NAME - len(CUT.encode())
+"""Bytes that a cut name keeps."""
 LIBRARIES = (
     "<frozen ",
     threading.__file__.removesuffix("threading.py"),
     *(f"{folder}/" for folder in muster.__path__),
 )
-"""How the files of the interpreter, of Python's own modules and of Muster begin, for their frames."""
+"""The prefixes of the files of the interpreter, of Python's own modules and of Muster."""
 INSTALLED = ("/site-packages/", "/dist-packages/")
-"""The folders of what was installed."""
+"""The folders of installed packages."""
 
 
-def threads(most: int = MOST_THREADS) -> tuple[list[pb.Thread], int]:
-    """Where the Python threads stand, the main one first and the others as they were started.
+def threads(limit: int = MAX_THREADS) -> tuple[list[pb.Thread], int]:
+    """Return the stacks of the Python threads, the main thread first, the others in order of their start.
 
-    It waits for nobody, and holds no frame when it returns: what a frame holds lives no longer for it. The
-    thread that asks is left out, so the main thread is not the one to ask. A main thread that has ended has
-    no frames.
+    It takes no lock, and keeps no frame when it returns, so no object lives longer because of it. The calling
+    thread is left out, so do not call it from the main thread. A main thread that has ended has no frames.
 
     Args:
-        most: how many are told; the main one is the first.
+        limit: the number of threads to return at most.
 
     Returns:
-        The threads, and how many are left out.
+        The threads, and the number of those left out.
     """
     main = threading.main_thread()
-    # Not threading.enumerate(), for it takes a lock.
+    # Not threading.enumerate(): it takes a lock.
     started = threading._active.copy().items()  # type: ignore[attr-defined]
     names = {main.ident: main.name} | {ident: thread.name for ident, thread in started}
     frames = sys._current_frames()
-    # This frame would hold itself, and with it all the others, until the next garbage collection.
+    # A reference cycle through this frame would keep all frames until the next garbage collection.
     frames.pop(threading.get_ident(), None)
     idents = [ident for ident in dict.fromkeys((*names, *frames)) if ident in frames or ident == main.ident]
-    told = [
-        # A thread that Python did not start is called as faulthandler and debuggers call it.
+    listed = [
+        # faulthandler and debuggers name a thread that Python did not start in the same way.
         _thread(names.get(ident, f"{ident:#x}"), ident == main.ident, frames.get(ident))
-        for ident in idents[:most]
+        for ident in idents[:limit]
     ]
-    return told, len(idents) - len(told)
+    return listed, len(idents) - len(listed)
 
 
 def _thread(name: str, main: bool, frame: FrameType | None) -> pb.Thread:
     frames: list[pb.Frame] = []
     left_out, ended = 0, False
     while frame is not None:
-        if len(frames) < MOST_FRAMES:
+        if len(frames) < MAX_FRAMES:
             frames.append(_frame(frame))
         else:
             left_out += 1
@@ -72,7 +71,7 @@ def _thread(name: str, main: bool, frame: FrameType | None) -> pb.Thread:
 
 
 def _is_shutdown(frame: FrameType) -> bool:
-    """Whether it is what waits for the other threads: called by no frame, when the program has ended."""
+    """Return whether the interpreter waits here for the other threads, after the end of the program."""
     code = frame.f_code
     return code.co_name == "_shutdown" and code.co_filename == threading.__file__
 
@@ -82,13 +81,13 @@ def _frame(frame: FrameType) -> pb.Frame:
     return pb.Frame(
         function=_beginning(code.co_qualname),
         file=_end(code.co_filename),
-        line=frame.f_lineno or 0,  # There are instructions that belong to no line.
+        line=frame.f_lineno or 0,  # Some instructions belong to no line.
         library=is_library(code.co_filename),
     )
 
 
 def is_library(file: str) -> bool:
-    """Whether a file belongs to Python, to what was installed or to Muster, and not to the program.
+    """Return whether a file belongs to Python, an installed package or Muster, not to the program.
 
     Args:
         file: as a code object names it.
@@ -97,15 +96,15 @@ def is_library(file: str) -> bool:
 
 
 def _beginning(name: str) -> str:
-    encoded = name[: MOST_NAME + 1].encode("utf-8", "backslashreplace")
-    if len(encoded) > MOST_NAME:
+    encoded = name[: MAX_NAME + 1].encode("utf-8", "backslashreplace")
+    if len(encoded) > MAX_NAME:
         return encoded[:KEPT].decode("utf-8", "ignore") + CUT
     return encoded.decode()
 
 
 def _end(path: str) -> str:
-    """The end of a path says more than its beginning."""
-    encoded = path[-MOST_NAME - 1 :].encode("utf-8", "backslashreplace")
-    if len(encoded) > MOST_NAME:
+    """Cut a path to its end, which says more than its start."""
+    encoded = path[-MAX_NAME - 1 :].encode("utf-8", "backslashreplace")
+    if len(encoded) > MAX_NAME:
         return CUT + encoded[-KEPT:].decode("utf-8", "ignore")
     return encoded.decode()

@@ -11,33 +11,33 @@ from muster.client.addresses import MAX_PATH_BYTES, SOCKET
 from muster.relay.listen_address import ListenError, parse_listen_address
 from muster.relay.server import RelayConfig
 from muster.relay.thread import RelayThread
-from muster.worker.transport.fork_guard import Claim
+from muster.worker.transport.fork_guard import GrpcUsage
 from muster.worker.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 NAME = "relay.sock"
 SHORT = Path("/tmp")
-"""Where its folder is made if the usual place for such has too long a path for a socket."""
+"""The folder's parent if the usual one has too long a path for a socket."""
 
 
 class NodeRelay:
-    """A relay on a socket that only this user may open. Its workers do without it once it is gone.
+    """A relay on a socket that only this user may open. If it ends, its workers connect directly.
 
     Args:
-        endpoint: of the coordinator.
+        endpoint: the coordinator's.
 
     Raises:
         ListenError: no socket can be made.
-        RuntimeError: it does not begin.
+        RuntimeError: the relay does not start.
     """
 
     def __init__(self, endpoint: str) -> None:
-        self._claim = Claim("a relay")
+        self._usage = GrpcUsage("a relay")
         self._folder: Path | None = None
         try:
             self._folder = _folder()
-            # Also where the process ends without a word, as torchrun does after a signal.
+            # A process may end without stop(), as torchrun does after a signal.
             weakref.finalize(self, _remove, self._folder, os.getpid())
             config = RelayConfig(
                 listen=parse_listen_address(f"{SOCKET}{self._folder / NAME}"),
@@ -52,7 +52,7 @@ class NodeRelay:
         """For the workers: the relay, and the coordinator if it does not answer."""
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ask the workers to connect directly, and end; in a forked child it does nothing.
+        """Ask the workers to connect directly, and end. In a forked child it does nothing.
 
         Args:
             timeout: seconds to wait for the end.
@@ -63,16 +63,16 @@ class NodeRelay:
             self._leave()
 
     def _leave(self) -> None:
-        self._claim.give_back()
+        self._usage.end()
         if self._folder is not None:
-            _remove(self._folder, self._claim.process)
+            _remove(self._folder, self._usage.process)
 
 
-def begin(endpoint: str) -> NodeRelay | None:
-    """A relay for the workers of this node; None, and a warning, if there can be none: it is not needed.
+def start(endpoint: str) -> NodeRelay | None:
+    """Start a relay for this node's workers. If it fails, log a warning and return None: they do without.
 
     Args:
-        endpoint: of the coordinator.
+        endpoint: the coordinator's.
     """
     try:
         return NodeRelay(endpoint)

@@ -1,4 +1,4 @@
-"""Signals to this process that ask all ranks of its job for a save."""
+"""Signals to this process that request a save of all ranks."""
 
 import logging
 import os
@@ -22,25 +22,25 @@ from muster.worker.transport.unary import ask_leader
 logger = logging.getLogger(__name__)
 
 ATTEMPT = 10.0
-"""Seconds that one attempt to ask may take; they go on until one is answered."""
+"""Seconds for one attempt to request a save. Attempts go on until the coordinator answers."""
 FINAL = frozenset({"RUN_NOT_FOUND", "RUN_FORGOTTEN", "INVALID_ARGUMENT", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED"})
-"""Reasons of a refusal that no further attempt would change."""
+"""Refusals that another attempt would not change."""
 PAUSE = 1.0
 """Seconds between two attempts."""
 
 
 class Notices:
-    """Hands signals on to all ranks: each asks for a save, after which training is to end.
+    """Turns signals into requests to all ranks for a save, after which training is to end.
 
-    A signal's own handler is still called, after the notice was taken, if it was set in Python; its default
-    action is not carried out.
+    A signal's previous handler is still called if it was set in Python. The default action of a signal is not
+    carried out.
 
     Args:
-        signals: which ones.
-        barrier: the group of the saves, by which this process is known.
+        signals: the signals.
+        barrier: the group of the saves; names this process.
 
     Raises:
-        ValueError: this is not the main thread, or one cannot be handled.
+        ValueError: this is not the main thread, or a signal cannot be handled.
     """
 
     def __init__(self, signals: Iterable[signal.Signals], barrier: GrpcBarrier) -> None:
@@ -62,7 +62,7 @@ class Notices:
             raise
 
     def close(self) -> None:
-        """Give the signals back to whoever handled them before."""
+        """Restore the signals' previous handlers."""
         self._closed.set()
         self._taken.put(None)
         if threading.current_thread() is not threading.main_thread():
@@ -72,10 +72,10 @@ class Notices:
                 signal.signal(one, handler if handler is not None else signal.SIG_DFL)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        # Nothing here may wait: it interrupts the main thread wherever that is.
+        # Nothing here may wait: the signal interrupts the main thread at any place.
         handler = self._before.get(signal.Signals(number))
         if os.getpid() != self._owner or self._closed.is_set():
-            # A forked child, such as one that loads data, ends by its signals as if nobody had asked for any.
+            # Signals end a forked child, such as a data loader, as without a save point.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -90,11 +90,12 @@ class Notices:
             self._ask(signal.Signals(number).name, known)
 
     def _ask(self, name: str, known: int) -> None:
-        """Ask until it is answered.
+        """Request a save until the coordinator answers.
 
         Args:
             name: the signal's.
-            known: the newest request that was known when it came: where all ranks have the signal, one asks.
+            known: the newest request that was known when the signal came. If all ranks get the signal, the
+                coordinator makes one request of it.
         """
         config = self._config
         request = run_pb2.RequestSaveRequest(

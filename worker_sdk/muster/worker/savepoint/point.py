@@ -18,15 +18,15 @@ from muster.worker.transport.fork_guard import start_thread
 logger = logging.getLogger(__name__)
 
 OVER = "its training is over"
-"""Why a rank that takes no more part fails what it is asked for."""
+"""Why a rank whose save point is closed fails later requests."""
 DEFAULT_TIMEOUT = 600.0
-"""Seconds; a step may take long, and a rank hears of a request only between two."""
+"""Seconds. A step may take long, and a rank looks at requests only between two steps."""
 
 
 class SavePoint:
-    """All ranks save, and stop if so asked, at one agreed step, or none does.
+    """All ranks save at one agreed step, and stop if the request says so; or no rank does.
 
-    It is asked for by ``muster save``, by ``RunService.RequestSave``, or by a signal to any rank::
+    A save is requested by ``muster save``, by ``RunService.RequestSave``, or by a signal to any rank::
 
         point = SavePoint(signals=[signal.SIGTERM])
         for step in range(start, steps):
@@ -38,12 +38,12 @@ class SavePoint:
                 if point.stop:
                     break
 
-    Every rank makes one, and calls :meth:`reached` after the same steps. If a rank dies, or cannot be waited
-    for any longer, nobody saves, and the request stands for the next life of the job.
+    Every rank makes a save point, and calls :meth:`reached` after the same steps. If a rank dies or the
+    timeout expires, no rank saves, and the request stays open for the next life of the job.
 
     Args:
-        signals: to this process, that ask for a save of all ranks after which training ends. Only the main
-            thread may name any. Their own handlers are still called.
+        signals: signals to this process that request a save of all ranks, after which training ends. Only the
+            main thread may name any. Their previous handlers are still called.
         timeout_secs: seconds that a rank waits for the others, counted by the coordinator from the first one.
         rank: this process's; default: ``RANK``.
         world_size: the number of ranks; default: ``WORLD_SIZE``.
@@ -52,7 +52,7 @@ class SavePoint:
         generation: the job's life; default as in :class:`~muster.worker.GrpcBarrier`.
 
     Attributes:
-        stop: whether training is to end after the save that was made last.
+        stop: whether training is to end after the last save.
 
     Raises:
         ConnectError: the coordinator could not be reached in time.
@@ -78,12 +78,12 @@ class SavePoint:
         self._changed = threading.Condition()
         """Guards the course."""
         self._step: int | None = None
-        """The last one that was made; the main thread's."""
+        """The last step; set by the main thread."""
         self._error: MusterError | None = None
-        """Why the ranks could not be heard."""
+        """Why there is no decision."""
         self._closed = False
         self._notices = Notices(signals, self._barrier)
-        start_thread("a save point", f"muster-save-{self._barrier.rank}", self._attend)
+        start_thread("a save point", f"muster-save-{self._barrier.rank}", self._serve)
 
     def __enter__(self) -> "SavePoint":
         return self
@@ -97,24 +97,24 @@ class SavePoint:
         self.close()
 
     def reached(self, step: int) -> bool:
-        """Whether all ranks are to save now; looks at local memory alone while nothing is asked for.
+        """Return whether all ranks are to save now. Without a request, it only reads local memory.
 
-        When something is, it waits for the other ranks, but not before this one is two steps further.
+        With a request, it waits for the other ranks, but only when this one is two steps further.
 
         Args:
-            step: the one that was just made; all ranks count alike, and upwards.
+            step: the step that has just ended; all ranks count alike, and upwards.
 
         Returns:
             True once for each save, on every rank after the same step.
 
         Raises:
-            OutcomeUnknownError: the coordinator cannot be reached; whether the others save is unknown. Called
-                again with the same step, it waits again.
-            RefusedError: it refused this process, now and at each further call.
-            TypeError: the step is no whole number.
+            OutcomeUnknownError: the coordinator cannot be reached, so it is unknown whether the others save.
+                A call with the same step waits again.
+            RefusedError: the coordinator refused this process. Each further call raises this, too.
+            TypeError: the step is not a whole number.
         """
         first = self._step is None
-        # Noted before the look: who asks for this rank's bound takes it from here.
+        # Set before the check: the other thread takes this rank's bound from here.
         self._step = operator.index(step)
         if first:
             with self._changed:
@@ -124,7 +124,7 @@ class SavePoint:
         with self._changed:
             while True:
                 if (error := self._error) is not None:
-                    # That barrier is asked for again; after any other error nothing more is heard.
+                    # The other thread repeats the vote. After any other error it has ended.
                     if isinstance(error, OutcomeUnknownError):
                         self._error = None
                     raise error
@@ -134,17 +134,17 @@ class SavePoint:
                 self._changed.wait()
 
     def done(self) -> None:
-        """Say that this rank has saved, and wait until all have.
+        """Report that this rank has saved, and wait until all have.
 
         Raises:
-            BarrierError: a rank died, or could not be waited for; the request stands for the next life of
-                the job.
-            MusterError: :meth:`reached` has not said that it is time.
+            BarrierError: a rank died, or the timeout expired. The request stays open for the next life of the
+                job.
+            MusterError: :meth:`reached` has not requested a save.
             OutcomeUnknownError: the coordinator cannot be reached; call it again.
         """
         if not self._course.saves:
             raise MusterError("done() says that a save was made, and reached() has not asked for one.")
-        decision = self._barrier.vote(payload=self._course.word(self._barrier.save_asked))
+        decision = self._barrier.vote(payload=self._course.payload(self._barrier.save_asked))
         with self._changed:
             finished = self._course.finished(decision)
             self._changed.notify_all()
@@ -158,16 +158,16 @@ class SavePoint:
             )
 
     def close(self) -> None:
-        """Take no more part: signals are given back, and saves that are asked for fail at once, for all."""
+        """Restore the signals' handlers. Later requests fail immediately, for all ranks."""
         self._notices.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------ aside, while training goes on
+    # ------------------------------------------------------------------ the thread beside training
 
-    def _attend(self) -> None:
-        """Answer whatever is asked for, until the session ends."""
+    def _serve(self) -> None:
+        """Answer requests until the session ends."""
         known: SaveAsked | None = None
         try:
             asked = self._barrier.save_asked
@@ -179,10 +179,10 @@ class SavePoint:
                     self._agree(asked)
         except MusterError as error:
             if not self._closed:
-                self._tell(error)
+                self._report(error)
 
     def _agree(self, asked: SaveAsked) -> None:
-        """Come to one step with the others, and wait until this rank has saved there."""
+        """Agree on one step with the others, and wait until this rank has saved there."""
         self._barrier.skip_to(asked.since)
         with self._changed:
             self._changed.wait_for(lambda: self._step is not None or self._closed)
@@ -190,14 +190,14 @@ class SavePoint:
                 logger.warning("a save at one step of all ranks is %s", asked.reason)
                 assert self._step is not None
                 self._course.promise(self._step)
-                # The main thread may have come further before it saw the promise.
+                # The main thread may have passed further steps before it saw the bound.
                 self._course.promise(self._step)
         if self._closed:
-            self._course.heard(self._barrier.vote(failure=OVER))
+            self._course.agreed(self._barrier.vote(failure=OVER))
             return
-        decision = self._barrier.vote_until_decided(self._tell, payload=self._course.word(asked))
+        decision = self._barrier.vote_until_decided(self._report, payload=self._course.payload(asked))
         with self._changed:
-            if not self._course.heard(decision):
+            if not self._course.agreed(decision):
                 logger.warning("the ranks did not agree on a step to save at: %s", decision.message)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._course.idle or self._closed)
@@ -205,8 +205,8 @@ class SavePoint:
         if gone:
             self._course.finished(self._barrier.vote(failure=OVER))
 
-    def _tell(self, error: MusterError) -> None:
-        """Have the main thread raise it."""
+    def _report(self, error: MusterError) -> None:
+        """Let the main thread raise an error."""
         with self._changed:
             self._error = error
             self._changed.notify_all()

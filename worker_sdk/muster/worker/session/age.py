@@ -1,4 +1,4 @@
-"""For how long this process has been there: what tells a rank that comes late from a job started again."""
+"""The age of this process, which tells a late rank from a restarted job."""
 
 import os
 import time
@@ -7,18 +7,18 @@ _began = time.monotonic()
 
 
 def age() -> float:
-    """Seconds since the process imported this or was forked, or since it last said goodbye.
+    """Return the seconds since this process imported this module, was forked, or last said goodbye.
 
-    Never too much, for the coordinator holds it against those who left meanwhile. So it is not what the
-    kernel says of the process: a program may begin anew within one (``exec``), and imports this again then.
+    It must never be too large: the coordinator compares it with the times at which other processes left. So
+    the kernel's age of the process does not do: after ``exec``, the same process runs another program.
     """
     return time.monotonic() - _began
 
 
-def begin_anew() -> None:
-    """This process is another one from now on, as it was forked or says goodbye."""
+def restart() -> None:
+    """Start the age from 0: the process was forked, or says goodbye."""
     global _began
     _began = time.monotonic()
 
 
-os.register_at_fork(after_in_child=begin_anew)
+os.register_at_fork(after_in_child=restart)

@@ -1,4 +1,4 @@
-"""What is asked for of all ranks of a run, as the coordinator tells it."""
+"""Saves that all ranks of a run are asked for."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from muster.v1 import session_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class SaveAsked:
-    """A save that all ranks are to make at one step."""
+    """A request to all ranks to save at one step."""
 
     number: int
     """Counts the requests of the run, from 1."""
     since: int
-    """The first barrier whose failure is this request's."""
+    """The first barrier whose failure fails this request."""
     stop: bool
     """Whether training is to end after it."""
     reason: str
-    """Who asked, and why, for people."""
+    """The author and the reason, for people."""
     withdrawn: bool = False
-    """Nobody wants it any longer."""
+    """Whether the request was withdrawn."""
 
 
 def asked_from_pb(message: pb.SaveAsked) -> SaveAsked:
-    """The coordinator's message as a :class:`SaveAsked`."""
+    """Convert the coordinator's message."""
     return SaveAsked(message.number, message.since_sequence, message.stop, message.reason, message.withdrawn)

@@ -1,8 +1,7 @@
 """The session that a worker process holds to the coordinator.
 
-One thread opens the stream, says hello, and reads what comes; when the stream breaks it opens another
-and says again all that is still open, which is always safe. The calling threads only wait. A forked
-child must not touch a session: it belongs to the process that opened it.
+The stream's thread sends and receives; the calling threads only wait. A forked child must not use a session:
+it belongs to the process that opened it.
 """
 
 import logging
@@ -10,64 +9,43 @@ import os
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import grpc
-from google.rpc.error_details_pb2 import ErrorInfo
 
-from muster.client.calls import ELSEWHERE, reason_of, search_on
-from muster.client.credentials import TokenPatience, check_credentials
-from muster.client.errors import EnvironmentValueError
+from muster.client.calls import reason_of
+from muster.client.credentials import check_credentials
 from muster.client.jitter import jittered
-from muster.client.protocol import PROTOCOL_VERSION
-from muster.client.replicas import KEEPALIVE_MS, Search, replicas_of
 from muster.v1 import session_pb2 as pb
 from muster.v1 import session_pb2_grpc
 from muster.v1.insight_pb2 import Inspect, Inspected
-from muster.worker.closed import Closed, closed_from_pb
-from muster.worker.decision import Decision, Outcome, decision_from_pb
+from muster.worker.closed import Closed
+from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import ConnectError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.groups.group import Group, Shape
 from muster.worker.groups.pending import EarlyWarning, Pending, check_payload, pending
 from muster.worker.groups.write_report import WriteReport
 from muster.worker.insight.inspection import Inspection
-from muster.worker.session.age import age
-from muster.worker.session.save_request import SaveAsked, asked_from_pb
-from muster.worker.steps import News
-from muster.worker.transport.channel import open_channel
-from muster.worker.transport.first_answer import first_answer_expected
-from muster.worker.transport.fork_guard import start_thread
-from muster.worker.transport.outage import Outage
-from muster.worker.version import VERSION
+from muster.worker.session.dialogue import SessionConfig as SessionConfig
+from muster.worker.session.dialogue import SessionDialogue
+from muster.worker.session.save_request import SaveAsked
+from muster.worker.steps import StepReporter
+from muster.worker.transport.stream import Heard, ReconnectingStream
 
 logger = logging.getLogger(__name__)
 
 DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-"""How a stream ends whose token, role or run the coordinator does not accept."""
+"""How a stream ends if the coordinator does not accept the token, its role, or the run."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds that a goodbye may take when the process ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
-    """Who speaks, and to which coordinator. Sessions with equal configs are one session."""
-
-    endpoint: str
-    run_id: str
-    generation: int
-    rank: int
-    host: str
-    node_rank: int | None = None
 
 
 class Session:
     """A process's session, kept open until it is closed.
 
     Args:
-        config: who speaks, and to whom.
+        config: the process, and its coordinator.
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used.
@@ -76,59 +54,49 @@ class Session:
     def __init__(self, config: SessionConfig) -> None:
         check_credentials(config.endpoint)
         self.config = config
-        self._process = pb.Process(
-            rank=config.rank,
-            incarnation=uuid.uuid4().hex,
-            host=config.host,
-            pid=os.getpid(),
-            node_rank=config.node_rank,
-        )
+        self._dialogue = SessionDialogue(config)
         self._owner = os.getpid()
         self._changed = threading.Condition()
-        self._groups: dict[str, Group] = {}
-        self._outbox: queue.SimpleQueue[pb.ConnectRequest | None] | None = None
-        self._call: grpc.Call | None = None
-        self._connected = False
-        self._lost_at = time.monotonic()
-        self._search = Search(replicas_of(config.endpoint))
-        self._outage = Outage(config.endpoint)
-        self._patience = TokenPatience(config.endpoint)
-        self._fatal: MusterError | None = None
-        self._max_payload_bytes: int | None = None
-        self._keepalive_ms = KEEPALIVE_MS
-        self.closed: Closed | None = None
-        """How the run was closed, as the coordinator told."""
-        self.save_asked: SaveAsked | None = None
-        """The save that all ranks were asked for last."""
-        self._closing = False
-        self._reason = ""
+        """Guards the dialogue."""
+        self._outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
+        """What is sent on the present stream; None ends it."""
         self._inspection = Inspection()
-        self._news = News()
+        self._steps = StepReporter()
         self._arrived_at: float | None = None
         """When this process last arrived at a barrier."""
-        self._parted = False
-        """Whether the coordinator has heard our goodbye, or never knew us."""
-        self._stop = threading.Event()
-        self._thread = start_thread("a session", f"muster-session-{config.rank}", self._run)
+        self._stream = ReconnectingStream(self, config.endpoint, "a session", self._changed)
+        with self._changed:
+            self._stream.start(f"muster-session-{config.rank}")
 
     @property
     def dismissed(self) -> bool:
         """Whether the coordinator sent this process away, alone or with its whole run."""
-        return isinstance(self._fatal, RefusedError) and self._fatal.reason in ("EVICTED", "RUN_FORGOTTEN")
+        fatal = self._dialogue.fatal
+        return isinstance(fatal, RefusedError) and fatal.reason in ("EVICTED", "RUN_FORGOTTEN")
 
     @property
     def ended(self) -> bool:
         """Whether it was closed, or the coordinator refused it for good."""
-        return self._fatal is not None
+        return self._dialogue.fatal is not None
+
+    @property
+    def closed(self) -> Closed | None:
+        """How the run was closed, as the coordinator said; None while it is open."""
+        return self._dialogue.closed
+
+    @property
+    def save_asked(self) -> SaveAsked | None:
+        """The save that all ranks were asked for last."""
+        return self._dialogue.save_asked
 
     # ------------------------------------------------------------------ what callers do
 
     def join(self, prefix: str, shape: Shape, timeout: float) -> None:
-        """Take part in a group; joining it again changes nothing.
+        """Take part in a group. To join it again changes nothing.
 
         Args:
             prefix: the group.
-            shape: whom its barriers cover.
+            shape: the ranks that its barriers cover.
             timeout: seconds to wait for the coordinator.
 
         Raises:
@@ -139,13 +107,14 @@ class Session:
         deadline = time.monotonic() + timeout
         with self._changed:
             self._raise_fatal()
-            group = self._groups.get(prefix)
+            group = self._dialogue.groups.get(prefix)
             if group is None or group.error is not None:
                 group = Group(prefix, shape)
-                # What cannot be said must not stay in the table, for it is said at each Welcome.
+                # Make the request first: a group that cannot be encoded must not get into the table, whose
+                # groups are sent at each Welcome.
                 request = group.join_request()
-                self._groups[prefix] = group
-                if self._outbox is not None:
+                self._dialogue.groups[prefix] = group
+                if self._stream.connected:
                     self._outbox.put(request)
             elif group.shape != shape:
                 raise RefusedError(
@@ -159,8 +128,8 @@ class Session:
                     raise group.error
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    if self._groups.get(prefix) is group:
-                        del self._groups[prefix]
+                    if self._dialogue.groups.get(prefix) is group:
+                        del self._dialogue.groups[prefix]
                     raise ConnectError(self._unreachable(timeout))
                 self._changed.wait(left)
 
@@ -180,7 +149,7 @@ class Session:
             timeout: seconds; the coordinator counts them from the barrier's first arrival.
             payload: bytes for all the others.
             failure: a vote: this rank failed, for this reason.
-            early: when to log who is missing, if that is to be before half of the timeout.
+            early: when to log which ranks are missing, if earlier than after half of the timeout.
             report: this rank's part of a save, for people.
 
         Returns:
@@ -191,16 +160,16 @@ class Session:
             RefusedError: it refused the arrival.
         """
         self._check_owner()
-        group = self._groups[prefix]
+        group = self._dialogue.groups[prefix]
         with group.turn, self._changed:
             assert group.position is not None
-            check_payload(payload, self._max_payload_bytes)
+            check_payload(payload, self._dialogue.max_payload_bytes)
             place = prefix, group.position, timeout, self.config.rank
             arrival = pending(*place, payload, failure, early, report)
             group.pending = arrival
             self._arrived_at = time.monotonic()
-            # Without a stream, the next one begins with all that is open.
-            if self._outbox is not None:
+            # Without a stream, the next one starts with all open messages.
+            if self._stream.connected:
                 self._outbox.put(arrival.message())
             try:
                 decision = self._await(arrival, time.monotonic())
@@ -209,8 +178,20 @@ class Session:
             finally:
                 group.pending = None
 
+    def _await(self, pending: Pending, started: float) -> Decision:
+        while pending.result is None:
+            self._raise_fatal()
+            # Only lost contact is measured here. The coordinator measures deadlines.
+            left = self._stream.seconds_left(pending.timeout, started)
+            if left is not None and left <= 0:
+                raise self._unknown(pending)
+            self._changed.wait(left)
+        if isinstance(pending.result, MusterError):
+            raise pending.result
+        return pending.result
+
     def next_save_asked(self, known: SaveAsked | None) -> SaveAsked:
-        """Wait until another save is asked for than this one.
+        """Wait until all ranks are asked for another save than this one.
 
         Raises:
             MusterError: the session is over.
@@ -222,288 +203,132 @@ class Session:
             return asked
 
     def skip_to(self, prefix: str, sequence: int) -> None:
-        """Go on at a later barrier of a group that was joined, if this process is not that far."""
+        """Continue at a later barrier of a group that was joined, if this process is not that far."""
         with self._changed:
-            group = self._groups[prefix]
+            group = self._dialogue.groups[prefix]
             assert group.position is not None
             group.position = max(group.position, sequence)
 
     def position(self, prefix: str) -> int:
-        """The sequence of this process's next barrier in a group that was joined."""
-        position = self._groups[prefix].position
+        """Return the sequence of this process's next barrier in a group that was joined."""
+        position = self._dialogue.groups[prefix].position
         assert position is not None
         return position
 
-    def _await(self, pending: Pending, started: float) -> Decision:
-        while pending.result is None:
-            self._raise_fatal()
-            left = None
-            if not self._connected:
-                # Only contact that is lost is measured here; deadlines are the coordinator's.
-                left = max(started, self._lost_at) + pending.timeout - time.monotonic()
-                if left <= 0:
-                    raise self._unknown(pending)
-            self._changed.wait(left)
-        if isinstance(pending.result, MusterError):
-            raise pending.result
-        return pending.result
-
     def close(self, reason: str = "") -> None:
-        """Say goodbye and end the session; closing twice does no harm."""
+        """Say goodbye and end the session. To close it twice does no harm."""
         if os.getpid() != self._owner:
             return
         with self._changed:
-            if self._closing:
+            if self._dialogue.closing:
                 return
-            self._closing = True
-            self._reason = reason
-            if self._outbox is not None:
-                self._say_goodbye(self._outbox)
-            elif not self._process.ordinal:
-                self._parted = True
-            self._fatal = self._fatal or MusterError("the session of this process is closed.")
-            self._stop.set()
-            self._changed.notify_all()
-        self._thread.join(GOODBYE_TIMEOUT)
-        call = self._call
-        if self._thread.is_alive() and call is not None:
+            self._dialogue.close(reason, connected=self._stream.connected)
+            if self._stream.connected:
+                self._part()
+            self._stream.finish()
+            thread = self._stream.thread
+        assert thread is not None
+        thread.join(GOODBYE_TIMEOUT)
+        call = self._stream.call
+        if thread.is_alive() and call is not None:
             call.cancel()
 
-    # ------------------------------------------------------------------ the session's thread
+    def _part(self) -> None:
+        self._outbox.put(self._dialogue.goodbye())
+        self._outbox.put(None)
 
-    def _run(self) -> None:
-        last = False
-        while not last:
-            last = self._stop.is_set()
-            try:
-                pause = self._converse()
-            except EnvironmentValueError as error:
-                # Files that are being replaced may be unusable for a moment.
-                pause = self._search.denied(str(error))
-            except Exception as error:
-                logger.exception("the session with %s broke", self.config.endpoint)
-                pause = self._search.again(f"{type(error).__name__}: {error}")
-            self._lost(self._search.said)
-            # Who was welcomed owes a goodbye: one more attempt, if it closes while it has no stream, at each
-            # of several that may lead.
-            last = last and pause > 0
-            if self._fatal is not None and (last or self._parted or not self._closing):
-                return
-            self._stop.wait(pause)
+    # ------------------------------------------------------------------ what the stream asks for
 
-    def _converse(self) -> float:
-        """Open a stream and read it to its end.
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to say or to hear."""
+        return self._dialogue.over
 
-        Returns:
-            Seconds to wait before another one.
-        """
-        search = self._search
-        target = search.begin()
-        self._keepalive_ms = min(target.keepalive_ms, self._keepalive_ms)
-        channel = open_channel(replace(target, keepalive_ms=self._keepalive_ms))
-        try:
-            outbox: queue.SimpleQueue[pb.ConnectRequest | None] = queue.SimpleQueue()
-            outbox.put(self._hello())
-            stub = session_pb2_grpc.SessionServiceStub(channel)
-            self._news = News()
-            call = stub.Connect(self._requests(outbox, self._news), metadata=search.metadata)
-            self._call = call
-            try:
-                with first_answer_expected(call) as welcomed:
-                    for response in call:
-                        kind = response.WhichOneof("message")
-                        if kind == "welcome":
-                            search.answered()
-                            welcomed()
-                        elif kind == "drain" and search.replicas.several:
-                            return search.left("the coordinator is stopping")
-                        if self._handle(kind, response, outbox):
-                            return search.again("the coordinator ended the session")
-                self._parted = self._closing
-                return search.ended("the coordinator ended the session")
-            except grpc.RpcError as error:
-                self._denied(error)
-                return search_on(search, error)
-            finally:
-                outbox.put(None)
-                call.cancel()
-                self._call = None
-        finally:
-            channel.close()
+    def open(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...]) -> grpc.Call:
+        """Start a stream with a Hello."""
+        self._outbox, self._steps = queue.SimpleQueue(), StepReporter()
+        self._outbox.put(self._dialogue.hello())
+        stub = session_pb2_grpc.SessionServiceStub(channel)
+        return stub.Connect(self._requests(self._outbox, self._steps), metadata=metadata)
 
     def _requests(
-        self, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]", news: News
+        self, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]", steps: StepReporter
     ) -> Iterator[pb.ConnectRequest]:
-        """What is said on one stream, and in between every few seconds how far the training has come."""
+        """Yield one stream's messages; every few seconds also the training step, if it has changed."""
         while True:
             with suppress(queue.Empty):
-                if (request := outbox.get(timeout=news.interval)) is None:
+                if (request := outbox.get(timeout=steps.interval)) is None:
                     return
                 yield request
-            if (number := news.take(time.monotonic())) is not None:
+            if (number := steps.take(time.monotonic())) is not None:
                 step = pb.RankStep(rank=self.config.rank, step=number)
                 yield pb.ConnectRequest(steps=pb.Steps(steps=[step]))
 
-    def _handle(
-        self,
-        kind: str | None,
-        response: pb.ConnectResponse,
-        outbox: "queue.SimpleQueue[pb.ConnectRequest | None]",
-    ) -> bool:
-        """Take one message; True ends the stream, to open another."""
-        if kind == "drain":
-            # Not under the lock: callers may want to close meanwhile.
-            self._stop.wait(jittered(response.drain.retry_after_ms / 1000, 0.5, 1.5))
-            return True
+    def hear(self, response: pb.ConnectResponse) -> Heard:
+        """Handle a message."""
+        kind = response.WhichOneof("message")
         if kind == "inspect":
-            # Not under the lock: it may be what the process is stuck at.
-            outbox.put(self._inspected(response.inspect))
-            return False
-        if kind == "welcome" and self._must_ping_faster(response.welcome):
-            return True
+            # Not under the lock: the process may be stuck at it.
+            self._outbox.put(self._inspected(response.inspect))
+            return Heard.MESSAGE
         with self._changed:
-            if kind == "decision":
-                decision = response.decision
-                pending = self._pending(decision.prefix, decision.sequence)
-                if pending is not None:
-                    pending.result = decision_from_pb(decision)
-            elif kind == "welcome":
-                self._welcomed(response.welcome, outbox)
-            elif kind == "group_joined":
-                group = self._groups.get(response.group_joined.prefix)
-                if group is not None and group.position is None:
-                    group.position = response.group_joined.positions[0].sequence
-            elif kind == "progress":
-                progress = response.progress
-                if arrival := self._pending(progress.prefix, progress.sequence):
-                    logger.warning("%s", arrival.warning(progress.message))
-            elif kind == "closed":
-                self._heard_closed(closed_from_pb(response.closed))
-            elif kind == "save_asked":
-                self.save_asked = asked_from_pb(response.save_asked)
-            elif kind == "refusal":
-                self._refused(response.refusal)
+            if kind == "drain":
+                if not self._stream.search.replicas.several:
+                    self._stream.rest(jittered(response.drain.retry_after_ms / 1000, 0.5, 1.5))
+                return Heard.DRAINING
+            if kind == "welcome":
+                return self._welcomed(response.welcome)
+            self._dialogue.hear(response)
             self._changed.notify_all()
-        return False
+            return Heard.MESSAGE
 
-    def _inspected(self, question: Inspect) -> pb.ConnectRequest:
-        """What this process is doing."""
-        waits_at = [at for group in list(self._groups.values()) if (at := group.waits_at()) is not None]
-        report = self._inspection.report(waits_at, self._arrived_at, all_threads=question.all_threads)
-        answer = Inspected(question=question.question, rank=self.config.rank, report=report)
-        return pb.ConnectRequest(inspected=answer)
-
-    def _heard_closed(self, closed: Closed) -> None:
-        if self.closed is None:
-            logger.warning("run %s was closed by %s; barriers go on", self.config.run_id, closed)
-        self.closed = closed
-
-    def _welcomed(self, welcome: pb.Welcome, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> None:
-        self._process.ordinal = welcome.ordinals[0]
-        self._news.welcomed(welcome.steps_interval_ms / 1000)
-        self._max_payload_bytes = welcome.max_payload_bytes
-        if self._closing:
-            self._say_goodbye(outbox)
-            return
-        self._outbox = outbox
-        self._connected = True
-        self._outage.over()
-        self._patience.renew()
-        for group in self._groups.values():
-            outbox.put(group.join_request())
-            if group.pending is not None:
-                outbox.put(group.pending.message())
+    def _welcomed(self, welcome: pb.Welcome) -> Heard:
+        heard = self._stream.learn(welcome.replicas, welcome.keepalive_ms, welcome.session_ttl_ms)
+        if heard is Heard.REPLACE:
+            self._dialogue.recognized(welcome)
+            return heard
+        self._steps.welcomed(welcome.steps_interval_ms / 1000)
+        for message in self._dialogue.welcomed(welcome):
+            self._outbox.put(message)
+        if self._dialogue.closing:
+            self._outbox.put(None)
+            return heard
+        self._stream.admit()
         logger.info(
             "connected to %s as rank %d of run %s, generation %d",
-            self._search.target.address,
+            self._stream.search.target.address,
             self.config.rank,
             self.config.run_id,
             self.config.generation,
         )
+        self._changed.notify_all()
+        return heard
 
-    def _must_ping_faster(self, welcome: pb.Welcome) -> bool:
-        """Whether this stream's keepalive is too slow for what is asked for, so that it must be replaced."""
-        self._search.replicas.learn(welcome.replicas, welcome.keepalive_ms)
-        keepalive_ms = welcome.keepalive_ms or welcome.session_ttl_ms // 3
-        if keepalive_ms >= self._keepalive_ms:
-            return False
-        self._keepalive_ms = keepalive_ms
-        self._process.ordinal = welcome.ordinals[0]
-        return True
+    def _inspected(self, question: Inspect) -> pb.ConnectRequest:
+        """Return what this process is doing."""
+        groups = list(self._dialogue.groups.values())
+        waits_at = [at for group in groups if (at := group.waits_at()) is not None]
+        report = self._inspection.report(waits_at, self._arrived_at, all_threads=question.all_threads)
+        answer = Inspected(question=question.question, rank=self.config.rank, report=report)
+        return pb.ConnectRequest(inspected=answer)
 
-    def _say_goodbye(self, outbox: "queue.SimpleQueue[pb.ConnectRequest | None]") -> None:
-        outbox.put(pb.ConnectRequest(goodbye=pb.Goodbye(reason=self._reason)))
-        outbox.put(None)
-
-    def _refused(self, refusal: pb.Refusal) -> None:
-        info = ErrorInfo()
-        refusal.error_info.Unpack(info)
-        error = RefusedError(refusal.message, info.reason)
-        group = self._groups.get(refusal.prefix)
-        if not refusal.prefix or group is None:
-            if not self._passes(info.reason):
-                self._fatal = error
-        elif refusal.HasField("sequence"):
-            pending = self._pending(refusal.prefix, refusal.sequence)
-            if pending is not None:
-                pending.result = error
-                group.go_on_after(info.reason, info.metadata)
-        else:
-            group.error = error
-            if group.pending is not None:
-                group.pending.result = error
-
-    def _passes(self, reason: str) -> bool:
-        """Whether a refused Hello may be said again.
-
-        The incarnation is ours alone, so another session of it is a late Hello of our own; and who was
-        welcomed before finds room again when the coordinator has seen the old streams end.
-        """
-        passing = reason == "SESSION_REPLACED" or reason in ELSEWHERE
-        return passing or (reason == "LIMIT_EXCEEDED" and self._process.ordinal > 0)
-
-    def _lost(self, why: str) -> None:
+    def call_ended(self, error: grpc.RpcError | None) -> None:
+        """End the session if the coordinator denies it, and the process can expect no other token."""
         with self._changed:
-            self._outbox = None
-            if self._connected:
-                self._connected = False
-                self._lost_at = time.monotonic()
-                if not self._closing:
-                    logger.warning(
-                        "lost the coordinator at %s (%s); connecting again", self.config.endpoint, why
-                    )
-            self._outage.failed(why)
-            self._changed.notify_all()
+            if error is None:
+                self._dialogue.parted = self._dialogue.closing
+            elif error.code() in DENIED:
+                reason = reason_of(error)
+                if not (self._dialogue.was_welcomed and self._stream.patience.lasts(reason)):
+                    self._dialogue.fatal = RefusedError(str(error.details()), reason)
+                    self._changed.notify_all()
 
-    def _denied(self, error: grpc.RpcError) -> None:
-        """Give up if the coordinator does not let this process in, and no other token is to be expected."""
-        if error.code() not in DENIED:
-            return
-        reason = reason_of(error)
-        if self._process.ordinal > 0 and self._patience.lasts(reason):
-            return
-        with self._changed:
-            self._fatal = RefusedError(str(error.details()), reason)
-            self._changed.notify_all()
+    def lost(self) -> None:
+        """End the messages of the stream that is gone."""
+        self._outbox.put(None)
 
-    # ------------------------------------------------------------------ messages
-
-    def _hello(self) -> pb.ConnectRequest:
-        self._process.age_ms = int(age() * 1000)
-        return pb.ConnectRequest(
-            hello=pb.Hello(
-                run_id=self.config.run_id,
-                generation=self.config.generation,
-                processes=[self._process],
-                sdk_version=VERSION,
-                protocol_version=PROTOCOL_VERSION,
-            )
-        )
-
-    def _pending(self, prefix: str, sequence: int) -> Pending | None:
-        group = self._groups.get(prefix)
-        pending = group.pending if group is not None else None
-        return pending if pending is not None and pending.request.sequence == sequence else None
+    def finished(self) -> None:
+        """Nothing is left to do."""
 
     # ------------------------------------------------------------------ checks and errors
 
@@ -516,13 +341,13 @@ class Session:
             )
 
     def _raise_fatal(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
+        if self._dialogue.fatal is not None:
+            raise self._dialogue.fatal
 
     def _unreachable(self, timeout: float) -> str:
         return (
             f"the coordinator at {self.config.endpoint} did not answer within the timeout of "
-            f"{timeout:g} s; last error: {self._search.said}. Check "
+            f"{timeout:g} s; last error: {self._stream.search.said}. Check "
             f"the address (MUSTER_ENDPOINT) and that it runs: muster get runs."
         )
 

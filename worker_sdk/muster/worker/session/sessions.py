@@ -4,7 +4,7 @@ import atexit
 import os
 import threading
 
-from muster.worker.session.age import begin_anew
+from muster.worker.session.age import restart
 from muster.worker.session.session import Session, SessionConfig
 from muster.worker.transport import fork_guard
 
@@ -13,12 +13,12 @@ _sessions: dict[SessionConfig, Session] = {}
 
 
 def session_for(config: SessionConfig) -> Session:
-    """The process's session for this config; it is opened at the first call.
+    """Return the process's session for this config; open it at the first call.
 
-    One that was ended is opened anew, unless this process was evicted, or its run forgotten.
+    An ended session is replaced, unless this process was evicted or its run was forgotten.
 
     Raises:
-        MusterError: this process was forked from one that speaks gRPC.
+        MusterError: this process was forked from one that uses gRPC.
     """
     fork_guard.check()
     with _lock:
@@ -31,7 +31,7 @@ def session_for(config: SessionConfig) -> Session:
 def close(reason: str = "") -> None:
     """Say goodbye on all sessions of this process.
 
-    Barriers that still need its ranks fail at once. It is called when the interpreter ends normally.
+    Barriers that still need its ranks fail immediately. A normal exit of the interpreter calls this.
 
     Args:
         reason: why, for people.
@@ -40,7 +40,7 @@ def close(reason: str = "") -> None:
         sessions = list(_sessions.values())
         _sessions.clear()
     for session in sessions:
-        begin_anew()
+        restart()
         session.close(reason)
     fork_guard.collect()
 

@@ -1,4 +1,4 @@
-"""This process's channels to the coordinator, and one for all that is no session."""
+"""This process's channels to the coordinator."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from muster.client.replicas import FIRST_BACKOFF, MAX_BACKOFF, Target
 from muster.worker.transport import fork_guard
 
 SHARED_OPTIONS = [
-    # A channel that lives on must not wait for long before it tries again; its callers pause by themselves.
+    # A long-lived channel must reconnect soon: its callers pause by themselves.
     ("grpc.initial_reconnect_backoff_ms", round(FIRST_BACKOFF * 1000)),
     ("grpc.max_reconnect_backoff_ms", round(MAX_BACKOFF * 1000)),
 ]
@@ -24,21 +24,21 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class SharedChannel:
-    """The channel of this process for calls and stores' streams; it ends when nobody holds it any more."""
+    """This process's channel for calls and stores' streams. It ends with the last reference to it."""
 
     channel: grpc.Channel
     certificates: tuple[bytes, ...]
-    """What it was opened with."""
+    """The certificates with which it was opened."""
 
 
 _channels: "weakref.WeakValueDictionary[Target, SharedChannel]" = weakref.WeakValueDictionary()
 
 
 def open_channel(target: Target) -> grpc.Channel:
-    """A channel to the coordinator, with what the environment says of token and certificates now.
+    """Open a channel to the coordinator, with the environment's present token and certificates.
 
     Args:
-        target: whom to call, and how to connect.
+        target: the address, and how to connect.
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used.
@@ -48,16 +48,16 @@ def open_channel(target: Target) -> grpc.Channel:
 
 
 def shared_channel(target: Target, *, renew: bool = False) -> SharedChannel:
-    """The process's channel for calls and stores' streams; it is opened when nobody holds one.
+    """Return the process's channel for calls and stores' streams; open it if none exists yet.
 
     Args:
-        target: whom to call, and how to connect.
-        renew: open it anew if the certificates are others now than those that it was opened with. A channel
-            shows the same ones for as long as it lives; that it has failed is the time to look.
+        target: the address, and how to connect.
+        renew: open another one if the certificates have changed. A channel keeps its certificates for life,
+            so check after it has failed.
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used, and there is no channel yet.
-        MusterError: this process was forked from one that speaks gRPC.
+        MusterError: this process was forked from one that uses gRPC.
     """
     fork_guard.check()
     with _lock:
@@ -69,7 +69,7 @@ def shared_channel(target: Target, *, renew: bool = False) -> SharedChannel:
             certificates = credentials.certificates()
             if known is not None and known.certificates == certificates:
                 return known
-            # The one before is not closed: others may have calls on it, and it ends with the last of them.
+            # The old channel stays open: others may have calls on it. It ends with the last of them.
             shared = _channels[target] = _open_shared(target, credentials, certificates)
         except EnvironmentValueError:
             if known is None:
@@ -79,15 +79,15 @@ def shared_channel(target: Target, *, renew: bool = False) -> SharedChannel:
 
 
 def _open_shared(target: Target, credentials: Credentials, certificates: tuple[bytes, ...]) -> SharedChannel:
-    # First: a child that another thread forks while gRPC begins must find that it cannot speak.
-    claim = fork_guard.Claim("a store")
+    # Before gRPC starts: a child that another thread forks meanwhile must see that it cannot use gRPC.
+    usage = fork_guard.GrpcUsage("a store")
     try:
         options = [*channel_options(target), *SHARED_OPTIONS]
         channel = credentials.open_channel(target.address, options, target.tls_name)
         shared = SharedChannel(channel, certificates)
-        weakref.finalize(shared, claim.give_back).atexit = False
+        weakref.finalize(shared, usage.end).atexit = False
     except BaseException:
-        claim.give_back()
+        usage.end()
         raise
     return shared
 

@@ -1,8 +1,8 @@
-"""Which process speaks gRPC: a child that is forked from it meanwhile cannot.
+"""Keeps forked children from using gRPC while their parent uses it.
 
-Whatever speaks holds a :class:`Claim`. A child that is forked while one is held, or before gRPC's threads
-have ended, would wait for ever at its first call; here it is told so. When all was given back, and gRPC has
-ended, the next child may speak for itself.
+Each use of gRPC has a :class:`GrpcUsage`. A child that is forked during a usage, or before gRPC's threads
+have ended, would wait forever at its first call; it gets an error instead. When all usage and gRPC's threads
+have ended, the next child may use gRPC.
 """
 
 import gc
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from muster.worker.errors import MusterError
 
-GRPCS_THREADS = (
+GRPC_THREADS = (
     b"event_engine",
     b"lifeguard",
     b"grpc_",
@@ -23,88 +23,88 @@ GRPCS_THREADS = (
     b"default-execut",
     b"resolver-execut",
 )
-"""How the names of gRPC's own threads begin, as Linux shows them (grpcio 1.66 to 1.85)."""
+"""The prefixes of the names of gRPC's own threads, as Linux shows them (grpcio 1.66 to 1.85)."""
 HANDLERS = "GRPC_ENABLE_FORK_SUPPORT"
-"""The variable by which gRPC's own fork handlers are on or off, from the moment that it is imported."""
+"""The variable that turns gRPC's own fork handlers on or off. gRPC reads it at its import."""
 PATIENCE = 1.0
-"""Seconds that a fork waits for threads that were told to end, and then for gRPC's; a few ms are usual."""
-LOOK_INTERVAL = 0.001
+"""Seconds that a fork waits for ending threads, and then for gRPC's threads; a few ms are usual."""
+CHECK_INTERVAL = 0.001
 
-_claims: list["Claim"] = []
-"""Those that are held. In a forked child they are its parent's, for good."""
-_last: "Claim | None" = None
-"""The last that was given back, until gRPC's threads have ended as well."""
+_usages: list["GrpcUsage"] = []
+"""The present ones. In a forked child they are its parent's, for good."""
+_last: "GrpcUsage | None" = None
+"""The last one that has ended, until gRPC's threads have ended, too."""
 _ending: list[tuple[threading.Thread, float]] = []
-"""Threads that were told to end, each with the time until which a fork waits for it."""
+"""Ending threads, each with the time until which a fork waits for it."""
 _in_vain = False
-"""Whether a fork has waited for gRPC, which went on: others use it, and the next fork waits for nothing."""
+"""Whether a fork has waited and gRPC still ran. Other code uses gRPC then; the next fork does not wait."""
 
 
-class Claim:
-    """That this process speaks gRPC, from now until it is given back.
+class GrpcUsage:
+    """A use of gRPC by this process, from now until :meth:`end`.
 
-    Its methods take no lock, so that a finalizer may call them at any place.
+    Its methods take no lock, so a finalizer may call them anywhere.
 
     Args:
-        what: what it speaks for.
+        what: the user of gRPC, for people.
 
     Raises:
-        MusterError: this process was forked from one that does.
+        MusterError: this process was forked from one that uses gRPC.
     """
 
     def __init__(self, what: str) -> None:
         check()
         self.what = what
         self.process = os.getpid()
-        _claims.append(self)
+        _usages.append(self)
 
-    def give_back(self) -> None:
-        """It does no longer; doing so twice, or in a forked child, changes nothing."""
+    def end(self) -> None:
+        """End the usage. A second call, or one in a forked child, changes nothing."""
         global _last
-        if self.process == os.getpid() and self in _claims:
+        if self.process == os.getpid() and self in _usages:
             _last = self
             with suppress(ValueError):
-                _claims.remove(self)
+                _usages.remove(self)
 
-    def __enter__(self) -> "Claim":
+    def __enter__(self) -> "GrpcUsage":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.give_back()
+        self.end()
 
 
 def start_thread(what: str, name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
-    """Start a daemon thread that speaks gRPC for as long as it runs.
+    """Start a daemon thread that uses gRPC while it runs.
 
     Args:
-        what: what it speaks for.
-        name: the thread's.
-        target: what it does.
-        *arguments: with what.
+        what: the user of gRPC, for people.
+        name: the thread's name.
+        target: the thread's function.
+        *arguments: the function's arguments.
 
     Raises:
-        MusterError: this process was forked from one that speaks gRPC.
+        MusterError: this process was forked from one that uses gRPC.
         RuntimeError: the system has no room for another thread.
     """
-    claim = Claim(what)
+    usage = GrpcUsage(what)
 
-    def speak() -> None:
-        with claim:
+    def run() -> None:
+        with usage:
             target(*arguments)
 
-    thread = threading.Thread(target=speak, name=name, daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
     except BaseException:
-        claim.give_back()
+        usage.end()
         raise
     return thread
 
 
 def await_before_fork(thread: threading.Thread) -> None:
-    """Make the next fork wait until a thread that was told to end has ended, up to ``PATIENCE`` from now.
+    """Make the next fork wait for an ending thread, up to ``PATIENCE`` from now.
 
-    It takes no lock, so that a finalizer may call it.
+    It takes no lock, so a finalizer may call it.
 
     Args:
         thread: a thread that :func:`start_thread` has started.
@@ -113,23 +113,23 @@ def await_before_fork(thread: threading.Thread) -> None:
 
 
 def check() -> None:
-    """See that this process may speak gRPC.
+    """Check that this process may use gRPC.
 
     Raises:
-        MusterError: it was forked from one that does.
+        MusterError: it was forked from one that uses gRPC.
     """
-    for claim in _claims[:1]:
-        if claim.process != os.getpid():
-            raise forked(claim.what, claim.process)
+    for usage in _usages[:1]:
+        if usage.process != os.getpid():
+            raise forked(usage.what, usage.process)
     if _last is not None and _last.process != os.getpid():
         raise forked("open channels of gRPC", _last.process)
 
 
 def forked(what: str, owner: int) -> MusterError:
-    """The error for using in a forked child what belongs to its parent.
+    """Return the error for a forked child that uses its parent's property.
 
     Args:
-        what: what it is.
+        what: the property.
         owner: the parent's process id.
     """
     return MusterError(
@@ -139,9 +139,9 @@ def forked(what: str, owner: int) -> MusterError:
 
 
 def handlers_hint() -> str | None:
-    """What to do about gRPC's own fork handlers; None if they are off.
+    """Return what to do about gRPC's own fork handlers; None if they are off.
 
-    They start gRPC's threads in a forked child, where these find the parent's streams in midst of a call.
+    They start gRPC's threads in a forked child, whose copies of the parent's streams are amid a call.
     """
     if os.environ.get(HANDLERS, "1").lower() in ("0", "f", "false", "n", "no"):
         return None
@@ -152,41 +152,41 @@ def handlers_hint() -> str | None:
 
 
 def collect() -> None:
-    """Free what failed calls have left of their channels in cycles, when nothing is claimed any more.
+    """Collect channels that failed calls keep in reference cycles, if no usage is left.
 
-    For whoever gives back, unless it is a finalizer: this runs finalizers of anyone, so it cannot wait
-    until a fork, before which other modules hold their locks.
+    Call it after the end of a usage, but not from a finalizer: it runs any finalizers. For that reason it
+    cannot be done before a fork either, when other modules hold their locks.
     """
-    if not _claims and _last is not None and _grpc_runs():
+    if not _usages and _last is not None and _grpc_runs():
         gc.collect()
 
 
-def _settle() -> None:
-    """Wait before a fork for threads that were told to end; then for gRPC, if nothing claims it any more."""
+def _await_end() -> None:
+    """Wait before a fork for ending threads, then for gRPC if no usage is left."""
     global _last, _in_vain
     while _ending:
         thread, until = _ending.pop()
         thread.join(max(until - time.monotonic(), 0.0))
     last = _last
-    if _claims or last is None or last.process != os.getpid():
+    if _usages or last is None or last.process != os.getpid():
         return
     deadline = time.monotonic() + (0.0 if _in_vain else PATIENCE)
     while (runs := _grpc_runs()) and time.monotonic() < deadline:
-        time.sleep(LOOK_INTERVAL)
+        time.sleep(CHECK_INTERVAL)
     _in_vain = runs
-    if not runs and _last is last:  # Another thread may have spoken meanwhile.
+    if not runs and _last is last:  # Another thread may have used gRPC meanwhile.
         _last = None
 
 
 def _grpc_runs(threads: Path = Path("/proc/self/task")) -> bool:
-    """Whether this process has threads of gRPC, ours or another's; taken to be so where it cannot be seen."""
+    """Return whether this process has threads of gRPC; True if the threads cannot be listed."""
     if not threads.is_dir():
         return True
     for thread in threads.iterdir():
         with suppress(OSError):  # It has just ended.
-            if (thread / "comm").read_bytes().startswith(GRPCS_THREADS):
+            if (thread / "comm").read_bytes().startswith(GRPC_THREADS):
                 return True
     return False
 
 
-os.register_at_fork(before=_settle)
+os.register_at_fork(before=_await_end)

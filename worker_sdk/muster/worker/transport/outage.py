@@ -1,4 +1,4 @@
-"""Says in the log that no coordinator can be reached, while it is so."""
+"""Logs that no coordinator can be reached."""
 
 import logging
 import time
@@ -7,17 +7,17 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 FIRST_REMINDER = 5.0
-"""Seconds until the first line: a coordinator that is started again is there before."""
+"""Seconds until the first log line: a restarted coordinator is back earlier."""
 
 
 class Outage:
-    """The attempts to reach a coordinator, from the first that failed to the first that did not.
+    """The failed attempts to reach a coordinator, until one succeeds.
 
-    A line names the last failure, so that a wrong certificate or a refused token is seen long before a
-    timeout is over. Each one comes after twice the time of the one before.
+    Each log line names the last failure, so people see a wrong certificate or a refused token long before a
+    timeout. The time between two lines doubles.
 
     Args:
-        endpoint: the address or the addresses that are called, for people.
+        endpoint: the coordinator's addresses, for people.
         clock: seconds of a monotonic clock.
     """
 
@@ -28,7 +28,7 @@ class Outage:
         self._next = FIRST_REMINDER
 
     def failed(self, why: str) -> None:
-        """An attempt failed.
+        """Note that an attempt has failed.
 
         Args:
             why: for people.
@@ -46,5 +46,5 @@ class Outage:
             )
 
     def over(self) -> None:
-        """The coordinator answered."""
+        """Note that the coordinator has answered."""
         self._since = None

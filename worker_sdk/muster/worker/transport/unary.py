@@ -1,4 +1,4 @@
-"""A unary call to whoever leads, outside of the store."""
+"""A unary call to the leading coordinator, outside of the store."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from muster.client.replicas import Search, Target
 
 Response = TypeVar("Response")
 Method = Callable[[grpc.Channel], Callable[..., Response]]
-"""Picks a call of a stub that is laid over the channel."""
+"""Selects a call of a stub on the channel."""
 
 
 def ask_leader(
@@ -25,18 +25,18 @@ def ask_leader(
     *,
     wait: bool,
 ) -> Response:
-    """Send a request that may be carried out twice; where there are replicas, until one of them answers.
+    """Send an idempotent request to the leader. If there are replicas, try until one answers.
 
     Args:
-        search: the way to the leader; what was met is found in it afterwards.
+        search: finds the leader; afterwards it has the errors of all attempts.
         channel: opens a channel for one call.
-        method: what to call.
-        request: with what.
-        timeout: seconds for all of it.
-        wait: for one that is alone and does not answer yet; the others of several are always asked.
+        method: the call.
+        request: its message.
+        timeout: seconds for all attempts.
+        wait: whether to wait for a single coordinator that does not answer yet.
 
     Raises:
-        grpc.RpcError: the leader refused, or nobody answered in time; how the last call ended.
+        grpc.RpcError: the leader refused, or none answered in time; the last call's error.
         EnvironmentValueError: the token or a certificate cannot be used.
     """
     deadline = time.monotonic() + timeout
@@ -54,7 +54,7 @@ def ask_leader(
         except grpc.RpcError as error:
             reason = reason_of(error)
             if not reason and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                # All of the time is over, and a standby may have held the call for the rest of it.
+                # The time is over. A standby may have held the call for the rest of it.
                 search.ran_out(explain(error))
                 raise
             pause = search_on(search, error)

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,9 +10,6 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from google.protobuf.any_pb2 import Any
-from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
 
 from lab.patience import PATIENCE, until
 from muster.client import replicas
@@ -21,10 +17,11 @@ from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.node import attendance as module
-from muster.worker.node.attendance import Attendance, NodeConfig, Place
-from muster.worker.transport import first_answer, fork_guard
+from muster.worker.node import membership as module
+from muster.worker.node.membership import NodeConfig, NodeMembership, Place
+from muster.worker.transport import first_answer, fork_guard, stream
 from tests.support.meeting import in_thread
+from tests.support.world.node_wire import BROKEN, Failed, Stream, Wire, refusal
 
 CONFIG = NodeConfig(
     endpoint="there:1",
@@ -40,131 +37,29 @@ CONFIG = NodeConfig(
 )
 
 
-class Failed(grpc.RpcError):
-    """A call's end, with the coordinator's reason or without."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, reason: str = "") -> None:
-        self._code, self._details, self._reason = code, details, reason
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:  # type: ignore[override]
-        if not self._reason:
-            return ()
-        info = Any()
-        info.Pack(ErrorInfo(reason=self._reason, domain="muster"))
-        status = Status(code=self._code.value[0], message=self._details, details=[info])
-        return (("grpc-status-details-bin", status.SerializeToString()),)
-
-
-def refusal(reason: str) -> Failed:
-    return Failed(grpc.StatusCode.FAILED_PRECONDITION, f"refused: {reason}", reason)
-
-
-BROKEN = Failed(grpc.StatusCode.UNAVAILABLE, "connection reset")
-
-
-class Stream:
-    """One call of Join."""
-
-    def __init__(self, request: pb.JoinRequest) -> None:
-        self.request = request
-        self.cancelled = threading.Event()
-        self._pushes: queue.SimpleQueue[pb.JoinResponse | grpc.RpcError] = queue.SimpleQueue()
-
-    def __iter__(self) -> Iterator[pb.JoinResponse]:
-        while True:
-            push = self._pushes.get()
-            if isinstance(push, grpc.RpcError):
-                raise push
-            yield push
-
-    def push(self, **message: object) -> "Stream":
-        self._pushes.put(pb.JoinResponse(**message))  # type: ignore[arg-type]
-        return self
-
-    def complete(self, round: int = 0, rank: int = 0, world_size: int = 2) -> "Stream":
-        return self.push(round_complete=pb.RoundComplete(round=round, rank=rank, world_size=world_size))
-
-    def wait(self) -> "Stream":
-        return self.push(standing=pb.Standing(standing=pb.NODE_STANDING_PARTICIPANT, message="waits"))
-
-    def fail(self, error: grpc.RpcError) -> None:
-        self._pushes.put(error)
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-        self._pushes.put(Failed(grpc.StatusCode.CANCELLED, "cancelled"))
-
-
-class Wire:
-    """The coordinator, as the node sees it."""
-
-    def __init__(self) -> None:
-        self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
-        self.left: list[pb.LeaveRequest] = []
-        self.answer: Exception | pb.RendezvousServiceGetResponse | pb.CloseResponse | None = None
-
-    def __enter__(self) -> "Wire":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def stream(self) -> Stream:
-        """The next one that the node opens."""
-        return self._streams.get(timeout=PATIENCE)
-
-    def quiet(self) -> bool:
-        return self._streams.empty()
-
-    # What the node calls.
-    def Join(self, request: pb.JoinRequest, metadata: object) -> Stream:  # noqa: N802
-        stream = Stream(request)
-        self._streams.put(stream)
-        return stream
-
-    def Leave(self, request: pb.LeaveRequest, **_: object) -> None:  # noqa: N802
-        self.left.append(request)
-        self._answered()
-
-    def Get(self, request: object, **_: object) -> object:  # noqa: N802
-        return self._answered()
-
-    def Close(self, request: object, **_: object) -> object:  # noqa: N802
-        return self._answered()
-
-    def _answered(self) -> object:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     wire = Wire()
-    monkeypatch.setattr(Attendance, "_channel", lambda *_: wire)
+    monkeypatch.setattr(module, "open_channel", lambda *_: wire)
+    monkeypatch.setattr(stream, "open_channel", lambda *_: wire)
     monkeypatch.setattr(rendezvous_pb2_grpc, "RendezvousServiceStub", lambda channel: channel)
     monkeypatch.setattr(replicas, "FIRST_BACKOFF", 0.001)
     return wire
 
 
 @pytest.fixture
-def node(wire: Wire) -> Iterator[Attendance]:
-    node = Attendance(CONFIG)
+def node(wire: Wire) -> Iterator[NodeMembership]:
+    node = NodeMembership(CONFIG)
     yield node
     wire.answer = None
     node.leave("the test is over")
 
 
-def joining(node: Attendance) -> Future[object]:
+def joining(node: NodeMembership) -> Future[object]:
     return in_thread(node.join)
 
 
-def in_round(node: Attendance, wire: Wire) -> Stream:
+def in_round(node: NodeMembership, wire: Wire) -> Stream:
     place = joining(node)
     stream = wire.stream().complete()
     assert place.result(PATIENCE) == Place(0, 0, 2)
@@ -174,7 +69,7 @@ def in_round(node: Attendance, wire: Wire) -> Stream:
 # ---------------------------------------------------------------------- joining
 
 
-def test_it_says_who_joins_and_on_what_terms(node: Attendance, wire: Wire):
+def test_join_request_states_the_node_and_its_terms(node: NodeMembership, wire: Wire):
     place = joining(node)
     stream = wire.stream().wait()
     request = stream.request
@@ -189,7 +84,7 @@ def test_it_says_who_joins_and_on_what_terms(node: Attendance, wire: Wire):
     assert place.result(PATIENCE) == Place(5, 1, 3)
 
 
-def test_a_wait_goes_on_over_another_stream(node: Attendance, wire: Wire):
+def test_wait_continues_on_another_stream(node: NodeMembership, wire: Wire):
     place = joining(node)
     first = wire.stream().wait()
     first.fail(BROKEN)
@@ -200,73 +95,14 @@ def test_a_wait_goes_on_over_another_stream(node: Attendance, wire: Wire):
     assert place.result(PATIENCE) == Place(0, 0, 2)
 
 
-class Clock:
-    """The node's clock, which the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-def test_it_says_for_how_long_it_has_waited_for_a_round(node: Attendance, wire: Wire, clock: Clock):
-    place = joining(node)
-    first = wire.stream()
-    clock.now += 5.0
-    first.fail(BROKEN)
-    second = wire.stream()
-    assert second.request.waited_ms == 0, "no coordinator has taken it in yet"
-    second.wait()
-    until(lambda: node._waits_since is not None, "it does not hear that it is taken in")
-    clock.now += 7.5
-    second.fail(BROKEN)
-    third = wire.stream().wait()
-    assert third.request.waited_ms == 7_500
-    clock.now += 1.0
-    third.fail(BROKEN)
-    fourth = wire.stream()
-    assert fourth.request.waited_ms == 8_500
-    fourth.complete()
-    assert place.result(PATIENCE)
-    clock.now += 1_000.0
-    fourth.fail(BROKEN)
-    assert wire.stream().request.waited_ms == 0, "it holds its place"
-    joining(node)
-    assert wire.stream().request.waited_ms == 0, "another attempt"
-
-
-def test_who_stands_by_waits_from_when_it_is_let_in(node: Attendance, wire: Wire, clock: Clock):
-    joining(node)
-    first = wire.stream().wait()
-    first.push(standing=pb.Standing(standing=pb.NODE_STANDING_REDUNDANT, message="stands by"))
-    until(lambda: node._stands_by, "it does not hear that it stands by")
-    clock.now += 500.0
-    first.fail(BROKEN)
-    second = wire.stream()
-    assert second.request.waited_ms == 0
-    second.push(standing=pb.Standing(standing=pb.NODE_STANDING_WAITING, message="waits"))
-    until(lambda: node._waits_since is not None, "it does not hear that it is let in")
-    clock.now += 3.0
-    second.fail(BROKEN)
-    assert wire.stream().request.waited_ms == 3_000
-
-
-def test_a_place_is_held_over_another_stream_that_names_the_round(node: Attendance, wire: Wire):
+def test_place_is_kept_by_a_stream_that_names_the_round(node: NodeMembership, wire: Wire):
     in_round(node, wire).fail(BROKEN)
     again = wire.stream()
     assert (again.request.attempt, again.request.round) == (1, 0)
     assert again.request.HasField("round")
 
 
-def test_joining_again_ends_the_old_stream_and_raises_the_attempt(node: Attendance, wire: Wire):
+def test_joining_again_ends_the_old_stream_and_raises_the_attempt(node: NodeMembership, wire: Wire):
     first = in_round(node, wire)
     place = joining(node)
     second = wire.stream()
@@ -281,7 +117,7 @@ def test_joining_again_ends_the_old_stream_and_raises_the_attempt(node: Attendan
     "reason",
     ["COORDINATOR_DRAINING", "RELAY_CUT_OFF", "UPSTREAM_LOST", "SESSION_REPLACED", "SLOW_CONSUMER"],
 )
-def test_a_refusal_that_passes_is_no_error(node: Attendance, wire: Wire, reason: str):
+def test_transient_refusal_is_no_error(node: NodeMembership, wire: Wire, reason: str):
     place = joining(node)
     wire.stream().fail(refusal(reason))
     wire.stream().complete()
@@ -291,7 +127,7 @@ def test_a_refusal_that_passes_is_no_error(node: Attendance, wire: Wire, reason:
 @pytest.mark.parametrize(
     "reason", ["SETTINGS_DIFFER", "RUN_CLOSED", "LIMIT_EXCEEDED", "RENDEZVOUS_TIMED_OUT"]
 )
-def test_a_refusal_ends_the_wait_with_its_reason(node: Attendance, wire: Wire, reason: str):
+def test_refusal_ends_the_wait_with_its_reason(node: NodeMembership, wire: Wire, reason: str):
     place = joining(node)
     wire.stream().fail(refusal(reason))
     error = place.exception(PATIENCE)
@@ -299,7 +135,7 @@ def test_a_refusal_ends_the_wait_with_its_reason(node: Attendance, wire: Wire, r
     assert (error.reason, str(error)) == (reason, f"refused: {reason}")
 
 
-def test_a_refusal_does_not_hold_those_whom_it_passed(node: Attendance, wire: Wire):
+def test_refusal_keeps_no_caller_alive(node: NodeMembership, wire: Wire):
     class Caller:
         def join(self) -> None:
             with pytest.raises(RefusedError):
@@ -314,7 +150,7 @@ def test_a_refusal_does_not_hold_those_whom_it_passed(node: Attendance, wire: Wi
     until(lambda: gc.collect() >= 0 and gone() is None, "what was refused holds its caller")
 
 
-def test_a_limit_that_is_met_when_coming_back_passes(node: Attendance, wire: Wire):
+def test_limit_is_transient_for_a_returning_node(node: NodeMembership, wire: Wire):
     place = joining(node)
     wire.stream().wait().fail(BROKEN)
     wire.stream().fail(refusal("LIMIT_EXCEEDED"))
@@ -322,15 +158,15 @@ def test_a_limit_that_is_met_when_coming_back_passes(node: Attendance, wire: Wir
     assert place.result(PATIENCE) == Place(0, 0, 2)
 
 
-def test_who_is_not_one_of_ours_is_told_apart_at_once(node: Attendance, wire: Wire):
+def test_another_program_at_the_address_is_refused_at_once(node: NodeMembership, wire: Wire):
     place = joining(node)
     wire.stream().fail(Failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
     with pytest.raises(RefusedError, match=r"there:1 does not serve muster\.v1\.RendezvousService"):
         place.result(PATIENCE)
 
 
-def test_without_a_coordinator_it_gives_up_and_says_where_and_why(wire: Wire):
-    node = Attendance(NodeConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | SHORT))
+def test_join_fails_without_a_coordinator_and_names_address_and_cause(wire: Wire):
+    node = NodeMembership(NodeConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | SHORT))
     place = joining(node)
     wire.stream().fail(BROKEN)
     error = place.exception(PATIENCE)
@@ -357,7 +193,7 @@ class Impatient(threading.Timer):
 
 
 def test_coordinator_that_accepts_a_stream_and_sends_nothing_is_left(
-    node: Attendance, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    node: NodeMembership, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Impatient, "made", 0)
     monkeypatch.setattr(first_answer, "Timer", Impatient)
@@ -365,7 +201,7 @@ def test_coordinator_that_accepts_a_stream_and_sends_nothing_is_left(
     silent = wire.stream()
     assert silent.cancelled.wait(PATIENCE)
     second = wire.stream()
-    assert "it accepted the stream and sent nothing for 30 s" in node._search.said
+    assert "it accepted the stream and sent nothing for 30 s" in node._stream.search.said
     second.complete()
     assert place.result(PATIENCE) == Place(0, 0, 2)
 
@@ -374,21 +210,21 @@ def test_coordinator_that_accepts_a_stream_and_sends_nothing_is_left(
 
 
 @pytest.fixture
-def elsewhere(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attendance]:
+def elsewhere(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeMembership]:
     """A node that knows nobody yet."""
     monkeypatch.setattr(replicas, "_all", {})
-    node = Attendance(replace(CONFIG, endpoint="elsewhere:1"))
+    node = NodeMembership(replace(CONFIG, endpoint="elsewhere:1"))
     yield node
     wire.answer = None
     node.leave("the test is over")
 
 
-def test_a_node_learns_of_the_replicas_and_pings_as_they_ask(elsewhere: Attendance, wire: Wire):
+def test_node_learns_the_replicas_and_their_keepalive(elsewhere: NodeMembership, wire: Wire):
     place = joining(elsewhere)
     first = wire.stream()
     first.push(replicas=pb.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900))
     assert first.cancelled.wait(PATIENCE), "its own keepalive is slower"
-    assert not elsewhere._connected
+    assert not elsewhere._stream.connected
     second = wire.stream().push(replicas=pb.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900))
     assert second.request == first.request
     second.complete()
@@ -398,7 +234,7 @@ def test_a_node_learns_of_the_replicas_and_pings_as_they_ask(elsewhere: Attendan
     assert known.target("a:1").keepalive_ms == 900
 
 
-def test_a_join_and_a_place_follow_the_leader(elsewhere: Attendance, wire: Wire):
+def test_join_and_place_follow_the_leader(elsewhere: NodeMembership, wire: Wire):
     place = joining(elsewhere)
     wire.stream().fail(refusal("NOT_LEADER"))
     stream = wire.stream().complete()
@@ -410,7 +246,7 @@ def test_a_join_and_a_place_follow_the_leader(elsewhere: Attendance, wire: Wire)
 # ---------------------------------------------------------------------- in a round
 
 
-def test_it_counts_who_waits_as_it_is_told(node: Attendance, wire: Wire):
+def test_waiting_nodes_are_counted_by_the_coordinator(node: NodeMembership, wire: Wire):
     assert node.nodes_waiting == 0
     stream = in_round(node, wire)
     stream.push(nodes_waiting=pb.NodesWaiting(count=3))
@@ -419,7 +255,7 @@ def test_it_counts_who_waits_as_it_is_told(node: Attendance, wire: Wire):
     until(lambda: node.nodes_waiting == 0)
 
 
-def test_a_removed_node_sees_itself_waiting_and_comes_back_as_a_newcomer(node: Attendance, wire: Wire):
+def test_removed_node_waits_and_joins_again_as_a_newcomer(node: NodeMembership, wire: Wire):
     first = in_round(node, wire)
     first.fail(refusal("NODE_REMOVED"))
     until(lambda: node.nodes_waiting == 1)
@@ -435,31 +271,30 @@ def test_a_removed_node_sees_itself_waiting_and_comes_back_as_a_newcomer(node: A
 @pytest.mark.parametrize(
     "reason", ["LIMIT_EXCEEDED", "PROTOCOL_VERSION", "COORDINATOR_DRAINING", "RELAY_CUT_OFF"]
 )
-def test_a_place_is_asked_for_again_until_somebody_says_that_it_is_lost(
-    node: Attendance, wire: Wire, reason: str
-):
+def test_place_is_requested_again_until_it_is_lost(node: NodeMembership, wire: Wire, reason: str):
     in_round(node, wire).fail(refusal(reason))
     wire.stream().fail(Failed(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
     wire.stream().complete().push(nodes_waiting=pb.NodesWaiting(count=2))
     until(lambda: node.nodes_waiting == 2)
 
 
-def test_what_comes_late_on_an_old_stream_changes_nothing(node: Attendance, wire: Wire):
+def test_late_messages_of_a_replaced_stream_change_nothing(node: NodeMembership, wire: Wire):
     old = in_round(node, wire)
+
+    def late() -> None:
+        old.push(nodes_waiting=pb.NodesWaiting(count=9)).fail(refusal("RUN_CLOSED"))
+
+    old.cancel = late  # type: ignore[method-assign]
     place = joining(node)
-    new = wire.stream()
-    node._take(1, pb.JoinResponse(nodes_waiting=pb.NodesWaiting(count=9)))
-    node._refused(1, RefusedError("late", "RUN_CLOSED"))
-    new.complete(1, 0, 1)
+    wire.stream().complete(1, 0, 1)
     assert place.result(PATIENCE) == Place(1, 0, 1)
     assert (node.nodes_waiting, node.closed) == (0, False)
-    assert old.cancelled.is_set()
 
 
 # ---------------------------------------------------------------------- the closed state
 
 
-def test_it_does_not_know_whether_the_run_is_closed_before_it_was_told(node: Attendance, wire: Wire):
+def test_closed_state_is_unknown_before_the_first_answer(node: NodeMembership, wire: Wire):
     before = node.closed
     stream = in_round(node, wire)
     assert (before, node.closed) == (None, False)
@@ -471,27 +306,27 @@ def test_it_does_not_know_whether_the_run_is_closed_before_it_was_told(node: Att
 
 
 @pytest.mark.parametrize("reason", ["RUN_CLOSED", "NODE_NOT_NEEDED"])
-def test_a_refusal_may_say_that_the_run_is_closed(node: Attendance, wire: Wire, reason: str):
+def test_refusal_may_say_that_the_run_is_closed(node: NodeMembership, wire: Wire, reason: str):
     place = joining(node)
     wire.stream().fail(refusal(reason))
     assert place.exception(PATIENCE) is not None
     assert node.closed is True
 
 
-def test_who_holds_no_place_is_told_nothing(node: Attendance, wire: Wire):
+def test_closed_state_is_unknown_after_a_timeout(node: NodeMembership, wire: Wire):
     place = joining(node)
     wire.stream().fail(refusal("RENDEZVOUS_TIMED_OUT"))
     assert place.exception(PATIENCE) is not None
     assert node.closed is None
 
 
-def test_who_was_removed_is_told_nothing(node: Attendance, wire: Wire):
+def test_closed_state_is_unknown_to_a_removed_node(node: NodeMembership, wire: Wire):
     in_round(node, wire).fail(refusal("NODE_REMOVED"))
     until(lambda: node.nodes_waiting == 1)
     assert node.closed is None
 
 
-def test_asking_tells_open_closed_and_unknown_runs(node: Attendance, wire: Wire):
+def test_ask_closed_tells_open_closed_and_unknown_runs_apart(node: NodeMembership, wire: Wire):
     shown = pb.Rendezvous(run_id="job")
     wire.answer = pb.RendezvousServiceGetResponse(rendezvous=shown)
     assert node.ask_closed() is False
@@ -505,7 +340,7 @@ def test_asking_tells_open_closed_and_unknown_runs(node: Attendance, wire: Wire)
         node.ask_closed()
 
 
-def test_who_closes_knows_that_it_is_closed(node: Attendance, wire: Wire):
+def test_closing_node_knows_that_the_run_is_closed(node: NodeMembership, wire: Wire):
     wire.answer = pb.CloseResponse(closed=common_pb2.Closed(by="somebody before us"))
     node.close("over", 1)
     assert node.closed is True
@@ -517,7 +352,7 @@ def test_who_closes_knows_that_it_is_closed(node: Attendance, wire: Wire):
 # ---------------------------------------------------------------------- leaving
 
 
-def test_who_leaves_says_so_once_and_its_stream_ends(node: Attendance, wire: Wire):
+def test_leave_tells_the_coordinator_once_and_ends_the_stream(node: NodeMembership, wire: Wire):
     stream = in_round(node, wire)
     node.leave("over")
     node.leave("over")
@@ -527,52 +362,52 @@ def test_who_leaves_says_so_once_and_its_stream_ends(node: Attendance, wire: Wir
     assert wire.quiet()
 
 
-def test_leaving_ends_a_wait(node: Attendance, wire: Wire):
+def test_leave_ends_a_wait(node: NodeMembership, wire: Wire):
     place = joining(node)
     wire.stream().wait()
-    until(lambda: node._connected)
+    until(lambda: node._stream.connected)
     node.leave("over")
     with pytest.raises(MusterError, match="has left"):
         place.result(PATIENCE)
 
 
 @pytest.mark.parametrize("why", [BROKEN, EnvironmentValueError("MUSTER_TOKEN_FILE = x: it cannot be read.")])
-def test_leaving_without_a_coordinator_is_no_error(node: Attendance, wire: Wire, why: Exception):
+def test_leave_without_a_coordinator_is_no_error(node: NodeMembership, wire: Wire, why: Exception):
     in_round(node, wire)
     wire.answer = why
     node.leave("over")
 
 
-def test_a_token_file_that_is_away_is_a_failure_to_reach_the_coordinator(node: Attendance, wire: Wire):
+def test_missing_token_file_is_a_connect_error(node: NodeMembership, wire: Wire):
     wire.answer = EnvironmentValueError("MUSTER_TOKEN_FILE = x: it cannot be read.")
     for call in (node.ask_closed, lambda: node.close("over", 1)):
         with pytest.raises(ConnectError, match="there:1 could not be asked: MUSTER_TOKEN_FILE = x"):
             call()
 
 
-def test_who_is_abandoned_in_a_round_says_so_and_its_thread_ends(node: Attendance, wire: Wire):
+def test_abandoned_node_tells_the_coordinator_and_its_thread_ends(node: NodeMembership, wire: Wire):
     stream = in_round(node, wire)
     node.abandon()
     assert stream.cancelled.is_set()
-    until(lambda: node._thread is not None and not node._thread.is_alive())
+    until(lambda: node._stream.thread is not None and not node._stream.thread.is_alive())
     assert [(left.incarnation, left.reason) for left in wire.left] == [
         (stream.request.node.incarnation, "nobody holds its handler any more")
     ]
 
 
-def test_who_is_abandoned_between_two_streams_opens_no_other(
-    node: Attendance, wire: Wire, monkeypatch: pytest.MonkeyPatch
+def test_node_abandoned_between_two_streams_opens_no_other(
+    node: NodeMembership, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(replicas, "FIRST_BACKOFF", 0.5)
     stream = in_round(node, wire)
     stream.fail(BROKEN)
-    until(lambda: not node._connected)
+    until(lambda: not node._stream.connected)
     node.abandon()
     until(lambda: len(wire.left) == 1)
     assert wire.quiet()
 
 
-def test_who_is_abandoned_while_a_stream_opens_cancels_it(node: Attendance, wire: Wire):
+def test_node_abandoned_while_a_stream_opens_cancels_it(node: NodeMembership, wire: Wire):
     place = joining(node)
     opened = wire.Join
 
@@ -585,12 +420,12 @@ def test_who_is_abandoned_while_a_stream_opens_cancels_it(node: Attendance, wire
     first.wait().fail(BROKEN)
     second = wire.stream()
     assert second.cancelled.wait(PATIENCE)
-    until(lambda: node._thread is not None and not node._thread.is_alive())
+    until(lambda: node._stream.thread is not None and not node._stream.thread.is_alive())
     node.leave("over")
     assert isinstance(place.exception(PATIENCE), MusterError)
 
 
-def test_a_forked_child_abandons_nothing_of_its_parents(node: Attendance, wire: Wire):
+def test_forked_child_abandons_nothing_of_its_parent(node: NodeMembership, wire: Wire):
     stream = in_round(node, wire)
     node._owner = os.getpid() + 1
     node.abandon()
@@ -598,20 +433,20 @@ def test_a_forked_child_abandons_nothing_of_its_parents(node: Attendance, wire: 
     node._owner = os.getpid()
 
 
-def test_who_has_left_gives_its_claim_back(node: Attendance, wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fork_guard, "_claims", [])
+def test_leave_ends_the_grpc_usage(node: NodeMembership, wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fork_guard, "_usages", [])
     in_round(node, wire)
-    assert [claim.what for claim in fork_guard._claims] == ["a node's place"]
+    assert [claim.what for claim in fork_guard._usages] == ["a node's place"]
     node.leave("over")
-    assert fork_guard._claims == []
+    assert fork_guard._usages == []
 
 
-def test_who_never_joined_has_nothing_to_leave(node: Attendance, wire: Wire):
+def test_leave_before_a_join_tells_nobody(node: NodeMembership, wire: Wire):
     node.leave("over")
     assert wire.left == []
 
 
-def test_a_forked_child_does_not_leave_for_its_parent(node: Attendance, wire: Wire):
+def test_forked_child_does_not_leave_for_its_parent(node: NodeMembership, wire: Wire):
     stream = in_round(node, wire)
     node._owner = os.getpid() + 1
     node.leave("the child ended")
@@ -623,7 +458,7 @@ def test_a_forked_child_does_not_leave_for_its_parent(node: Attendance, wire: Wi
 # ---------------------------------------------------------------------- a run that is forgotten
 
 
-def test_a_node_of_a_run_that_was_forgotten_does_not_begin_it_again(node: Attendance, wire: Wire):
+def test_node_of_a_forgotten_run_does_not_start_it_again(node: NodeMembership, wire: Wire):
     in_round(node, wire).fail(refusal("RUN_FORGOTTEN"))
     until(lambda: node.closed is True, "it does not hear that the run is over")
     assert node.nodes_waiting == 0

@@ -1,0 +1,307 @@
+"""A node's membership in the rendezvous of its run.
+
+One thread holds the stream that is the node's place. Joining waits for the coordinator's answer; everything
+else reads what the coordinator has pushed. A forked child must not use the parent's membership. The thread
+keeps the membership alive, so its owner must end it: :meth:`NodeMembership.leave` or
+:meth:`NodeMembership.abandon`.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+
+import grpc
+from google.protobuf.message import Message
+
+from muster.client.calls import ELSEWHERE, explain, reason_of
+from muster.client.credentials import check_credentials
+from muster.client.errors import EnvironmentValueError
+from muster.client.replicas import Search, Target, replicas_of
+from muster.v1 import rendezvous_pb2 as pb
+from muster.v1 import rendezvous_pb2_grpc
+from muster.worker.closed import closed_from_pb
+from muster.worker.errors import ConnectError, MusterError, RefusedError
+from muster.worker.node.dialogue import FORGOTTEN, JoinDialogue
+from muster.worker.node.dialogue import NodeConfig as NodeConfig
+from muster.worker.node.dialogue import Place as Place
+from muster.worker.transport.channel import open_channel
+from muster.worker.transport.fork_guard import GrpcUsage, await_before_fork, check, collect, forked
+from muster.worker.transport.stream import Heard, ReconnectingStream
+from muster.worker.transport.unary import Method, Response, ask_leader
+
+logger = logging.getLogger(__name__)
+
+USAGE = "a node's place"
+"""What this process uses gRPC for."""
+
+
+class NodeMembership:
+    """One agent's membership in a rendezvous.
+
+    Args:
+        config: the node, and the terms on which it joins.
+
+    Raises:
+        EnvironmentValueError: the token or a certificate cannot be used.
+        MusterError: this process was forked from one that uses gRPC.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        check_credentials(config.endpoint)
+        check()
+        self.config = config
+        self._dialogue = JoinDialogue(config)
+        self._owner = os.getpid()
+        self._changed = threading.Condition()
+        """Guards the dialogue."""
+        self._stream = ReconnectingStream(self, config.endpoint, USAGE, self._changed)
+        self._abandoned = False
+        """Whether nobody will ever ask for the place again."""
+
+    # ------------------------------------------------------------------ what the handler does
+
+    def join(self) -> Place:
+        """Leave the present round, and wait for the next one.
+
+        Returns:
+            The node's rank in the next round.
+
+        Raises:
+            RefusedError: the coordinator refused. ``.reason`` says why; a timeout and a closed run are among
+                the reasons.
+            ConnectError: it could not be reached: at first within the connect timeout, later within the join
+                timeout.
+        """
+        self._check_owner()
+        with self._changed:
+            self._check_run()
+            self._dialogue.join()
+            _alive.add(self)
+            self._stream.start(f"muster-node-{self._dialogue.attempt}")
+            self._changed.notify_all()
+            return self._await_place()
+
+    def _await_place(self) -> Place:
+        dialogue = self._dialogue
+        while dialogue.place is None:
+            if dialogue.error is not None:
+                # Raise a copy: an error keeps the frames that it passed alive, and so the handler.
+                raise copy(dialogue.error)
+            # Only lost contact is measured here. The coordinator measures the join timeout.
+            limit = self.config.join_timeout if dialogue.met else self.config.connect_timeout
+            left = self._stream.seconds_left(limit)
+            if left is not None and left <= 0:
+                dialogue.error = ConnectError(self._unreachable(limit))
+                self._stream.interrupt()
+                self._changed.notify_all()
+                raise copy(dialogue.error)
+            self._changed.wait(left)
+        return dialogue.place
+
+    @property
+    def nodes_waiting(self) -> int:
+        """The number of nodes that wait to be let in, including this one if it lost its place."""
+        return max(self._dialogue.waiting, int(self._dialogue.fenced))
+
+    @property
+    def closed(self) -> bool | None:
+        """Whether the run is closed; None if this node has no place, so that nobody tells it.
+
+        While the node reconnects, it is the last known state.
+        """
+        return self._dialogue.knows_closed
+
+    def ask_closed(self) -> bool:
+        """Ask the coordinator whether the run is closed.
+
+        Raises:
+            ConnectError: it did not answer.
+            RefusedError: it refused.
+        """
+        self._check_owner()
+        request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
+        try:
+            answer = self._ask(lambda channel: _stub(channel).Get, request, self.config.connect_timeout)
+        except RefusedError as error:
+            if error.reason == "RUN_NOT_FOUND":
+                return False
+            raise
+        return answer.rendezvous.HasField("closed")
+
+    def close(self, reason: str, timeout: float) -> None:
+        """Close the run for everyone, for good.
+
+        Args:
+            reason: why, for people.
+            timeout: seconds that it may take.
+
+        Raises:
+            ConnectError: the coordinator did not answer in time.
+            RefusedError: it refused.
+        """
+        self._check_owner()
+        self._check_run()
+        by = f"node {self.config.address} (pid {os.getpid()})"
+        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
+        answer = self._ask(lambda channel: _stub(channel).Close, request, timeout)
+        self._dialogue.closed = closed_from_pb(answer.closed)
+
+    def leave(self, reason: str) -> None:
+        """Give the place up. Nothing happens without a place, or if the coordinator cannot be reached."""
+        if os.getpid() != self._owner:
+            return
+        with self._changed:
+            owes_goodbye = self._dialogue.leave()
+            self._stream.interrupt()
+            self._changed.notify_all()
+            thread = self._stream.thread
+        _alive.discard(self)
+        if owes_goodbye:
+            self._say_goodbye(reason)
+        if thread is not None:
+            thread.join(self.config.call_timeout)
+        collect()
+
+    def abandon(self) -> None:
+        """Give the place up without waiting, as a finalizer must. The stream's thread tells the coordinator.
+
+        The next fork waits for that thread, so that the child may have a membership of its own.
+        """
+        if os.getpid() != self._owner:
+            return
+        self._abandoned = True
+        self._stream.interrupt()
+        if self._stream.thread is not None:
+            await_before_fork(self._stream.thread)
+
+    def _say_goodbye(self, reason: str) -> None:
+        request = pb.LeaveRequest(
+            run_id=self.config.run_id, incarnation=self._dialogue.node.incarnation, reason=reason
+        )
+        try:
+            self._ask(lambda channel: _stub(channel).Leave, request, self.config.call_timeout, wait=False)
+        except MusterError as error:
+            logger.info("this node leaves, and could not say so: %s", error)
+
+    def _ask(
+        self, method: Method[Response], request: Message, timeout: float, *, wait: bool = True
+    ) -> Response:
+        search = Search(replicas_of(self.config.endpoint))
+        try:
+            return ask_leader(search, self._channel, method, request, timeout, wait=wait)
+        except EnvironmentValueError as error:
+            raise self._failure(error, str(error)) from None
+        except grpc.RpcError as error:
+            raise self._failure(error, search.said) from None
+
+    @contextmanager
+    def _channel(self, target: Target) -> Iterator[grpc.Channel]:
+        """A channel for one call."""
+        with GrpcUsage(USAGE), open_channel(target) as channel:
+            yield channel
+
+    # ------------------------------------------------------------------ what the stream asks for
+
+    @property
+    def over(self) -> bool:
+        """Whether the node holds and wants no place."""
+        return self._abandoned or self._dialogue.over
+
+    def open(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...]) -> grpc.Call:
+        """Ask for a place, or for the one that the node has."""
+        with self._changed:
+            request = self._dialogue.request(time.monotonic())
+        return _stub(channel).Join(request, metadata=metadata)
+
+    def hear(self, response: pb.JoinResponse) -> Heard:
+        """Handle a message."""
+        if response.HasField("replicas"):
+            return self._stream.learn(response.replicas.addresses, response.replicas.keepalive_ms)
+        with self._changed:
+            if self._stream.open:
+                self._stream.admit()
+                self._dialogue.hear(response, time.monotonic())
+                self._changed.notify_all()
+        return Heard.ANSWER
+
+    def call_ended(self, error: grpc.RpcError | None) -> None:
+        """End the attempt if the coordinator has refused it."""
+        if error is None:
+            return
+        failure = self._failure(error, explain(error))
+        with self._changed:
+            if not self._stream.open or not isinstance(failure, RefusedError):
+                return
+            if self._dialogue.is_transient(failure.reason):
+                return
+            if not (self._dialogue.admitted and self._stream.patience.lasts(failure.reason)):
+                self._dialogue.refused(failure)
+                self._changed.notify_all()
+
+    def lost(self) -> None:
+        """Nothing is sent on the stream, so nothing is lost with it."""
+
+    def finished(self) -> None:
+        """Tell the coordinator that the node leaves, if nobody else will."""
+        if self._abandoned and not self._dialogue.over:
+            _alive.discard(self)
+            if self._dialogue.met:
+                self._say_goodbye("nobody holds its handler any more")
+
+    # ------------------------------------------------------------------ checks and errors
+
+    def _check_run(self) -> None:
+        """Do not start a forgotten run again: its id may be another job's by now."""
+        error = self._dialogue.error
+        if isinstance(error, RefusedError) and error.reason == FORGOTTEN:
+            raise copy(error)
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise forked("this node's place", self._owner)
+
+    def _failure(self, error: grpc.RpcError | EnvironmentValueError, said: str) -> MusterError:
+        """Return a failed call's error: the coordinator has refused it, or could not be reached."""
+        if isinstance(error, EnvironmentValueError):
+            return ConnectError(f"the coordinator at {self.config.endpoint} could not be asked: {error}")
+        reason = reason_of(error)
+        if reason and reason not in ELSEWHERE:
+            return RefusedError(str(error.details()), reason)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return RefusedError(
+                f"{self.config.endpoint} does not serve muster.v1.RendezvousService: another program listens "
+                "there, or a coordinator of an older version. Check the address (--rdzv-endpoint).",
+                "UNIMPLEMENTED",
+            )
+        return ConnectError(
+            f"the coordinator at {self.config.endpoint} did not answer: {said}. Check the address "
+            "(--rdzv-endpoint) and that it runs: muster get runs."
+        )
+
+    def _unreachable(self, seconds: float) -> str:
+        return (
+            f"the coordinator at {self.config.endpoint} could not be reached within the timeout of "
+            f"{seconds:g} s; last error: {self._stream.search.said}. Check "
+            f"the address (--rdzv-endpoint) and that it runs: muster get runs."
+        )
+
+
+def _stub(channel: grpc.Channel) -> rendezvous_pb2_grpc.RendezvousServiceStub:
+    return rendezvous_pb2_grpc.RendezvousServiceStub(channel)
+
+
+_alive: "weakref.WeakSet[NodeMembership]" = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for membership in list(_alive):
+        membership.leave("the agent ended")
+
+
+atexit.register(_leave_all)

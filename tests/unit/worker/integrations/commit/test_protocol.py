@@ -145,23 +145,24 @@ def test_save_is_committed_when_no_rank_fails(rounds: list[tuple[Does, ...]]):
 
 
 def test_stages_follow_one_another():
-    save = protocol()
+    save, stages = protocol(), []
     word = BEGINS + b"step-1"
     assert save.next_vote(0.0) == Ballot(None, word, TIMEOUT, WriteReport())
     save.heard(decided(words={0: word, 1: word}), 1.0)
-    assert save.stage is Stage.WRITING
+    stages.append(save.stage)
     assert save.next_vote(1.0) is None
     save.part_done(3.0)
     assert save.next_vote(3.0) == Ballot(None, DONE, TIMEOUT, WriteReport(seconds=2.0))
     save.heard(decided(), 3.0)
-    assert save.stage is Stage.CONFIRMING
+    stages.append(save.stage)
     assert save.next_vote(3.0) is None, "rank 0 has not committed yet"
     save.claim()
     save.commit()
     assert save.next_vote(3.0) == Ballot(None, DONE, TIMEOUT, WriteReport(seconds=2.0, commits=True))
     save.heard(decided(), 3.0)
-    assert save.stage is Stage.OVER
+    stages.append(save.stage)
     assert save.next_vote(9e9) is None
+    assert stages == [Stage.WRITING, Stage.CONFIRMING, Stage.OVER]
 
 
 def writing() -> SaveProtocol:

@@ -139,6 +139,7 @@ class SaveProtocol:
         self._begun_at: float | None = None
         self._missed: Decision | None = None
         """The first decision that was made before this rank arrived."""
+        self._pace = terms.pace
         self._enter(Stage.BEGINNING, now)
 
     # ------------------------------------------------------------------ what this rank does

@@ -3,10 +3,11 @@
 import pytest
 
 from muster.worker.decision import Decision, Outcome
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.integrations.commit import commitment, folders
 
 
-class Alone:
+class Alone(VotingBarrier):
     """Decides at once."""
 
     prefix, rank, world_size, run_id, generation = "checkpoint/test", 0, 1, "job", 0
@@ -16,7 +17,14 @@ class Alone:
     def __init__(self, *_: object) -> None:
         """As the real one is made."""
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: object = None,
+        report: object = None,
+    ) -> Decision:
         """Released, but for a failure."""
         Alone.sequence += 1
         outcome = self.outcome if failure is None else Outcome.ABORTED

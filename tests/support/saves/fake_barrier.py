@@ -10,10 +10,11 @@ from lab.patience import PATIENCE
 from muster.worker.decision import Decision, Failure, Outcome
 from muster.worker.errors import error_for
 from muster.worker.groups.pending import EarlyWarning
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.groups.write_report import WriteReport
 
 
-class FakeBarrier:
+class FakeBarrier(VotingBarrier):
     """One rank's barrier. It releases whom nothing failed, unless the test decides otherwise.
 
     Args:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from lab.patience import PATIENCE
 from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
+from muster.worker.groups.voting import VotingBarrier
 
 
 class FakeGroup:
@@ -73,7 +74,7 @@ class FakeGroup:
         self._changed.notify_all()
 
 
-class Seat:
+class Seat(VotingBarrier):
     """What one rank has of a group: what an adapter asks of its barrier."""
 
     prefix, run_id, generation = "checkpoint/dcp", "job", 0
@@ -84,6 +85,13 @@ class Seat:
         self.sequence = 0
         self._group = group
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: object = None,
+        report: object = None,
+    ) -> Decision:
         """Arrive."""
         return self._group.arrive(self, failure, payload)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from lab.patience import PATIENCE
 from muster.worker.decision import Decision, Failure, MissingRank, MissingState, Outcome
 from muster.worker.groups.pending import EarlyWarning
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.groups.write_report import WriteReport
 
 
@@ -73,7 +74,7 @@ class RoundTable:
         return barrier is not None and rank in barrier.arrived
 
 
-class Seat:
+class Seat(VotingBarrier):
     """One rank's barrier of one group."""
 
     run_id, generation = "job", 0

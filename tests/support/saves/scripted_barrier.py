@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from lab.patience import PATIENCE
 from muster.worker.decision import Decision, MissingRank, MissingState, Outcome
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.groups.write_report import WriteReport
 
 
-class FakeBarrier:
+class FakeBarrier(VotingBarrier):
     """A group of two ranks, of which the other one says what the test does."""
 
     prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0
@@ -24,9 +25,15 @@ class FakeBarrier:
         self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
 
     def vote(
-        self, failure: str | None, timeout: float, payload: bytes, report: WriteReport | None = None
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: object = None,
+        report: WriteReport | None = None,
     ) -> Decision:
-        self.timeouts.append(timeout)
+        assert timeout_secs is not None
+        self.timeouts.append(timeout_secs)
         self.reports.append(report)
         self.said.put(failure if failure is not None else payload)
         answer = self.answers.get(timeout=PATIENCE)

@@ -18,6 +18,7 @@ from muster.checkpoint.committed import MARKER, SEAL, UncommittedError
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.decision import Decision, Outcome
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
 from muster.worker.integrations.commit import commitment
@@ -28,7 +29,7 @@ from tests.support.saves.synced import Synced
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-class Alone:
+class Alone(VotingBarrier):
     """The barrier of a job of one rank."""
 
     prefix, rank, world_size, run_id, generation = "checkpoint/dcp", 0, 1, "job", 0
@@ -38,7 +39,14 @@ class Alone:
     def __init__(self, _: str = "") -> None:
         """As the real one is made."""
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: object = None,
+        report: object = None,
+    ) -> Decision:
         Alone.sequence += 1
         outcome = Outcome.RELEASED if failure is None else Outcome.ABORTED
         return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})

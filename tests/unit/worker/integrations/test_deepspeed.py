@@ -17,6 +17,7 @@ from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.integrations import deepspeed as module
 from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import REPLACED, Marker, read
@@ -28,7 +29,7 @@ from tests.support.saves.synced import Synced
 FILE = "mp_rank_00_model_states.pt"
 
 
-class Alone:
+class Alone(VotingBarrier):
     """The barrier of a job of one rank, which hears no other."""
 
     prefix, run_id, generation = "checkpoint/deepspeed", "job", 0
@@ -37,7 +38,14 @@ class Alone:
         self.rank, self.world_size = rank, world_size
         self.sequence = 0
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: object = None,
+        report: object = None,
+    ) -> Decision:
         self.sequence += 1
         outcome = Outcome.RELEASED if failure is None else Outcome.ABORTED
         return Decision(self.prefix, self.sequence - 1, outcome, failure or "", payloads={0: payload})

@@ -31,6 +31,7 @@ from muster.checkpoint.inventory import FolderInventory
 from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MemberLostError, MusterError
+from muster.worker.groups.voting import VotingBarrier
 from muster.worker.integrations import lightning as module
 from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import REPLACED, Marker
@@ -40,7 +41,7 @@ from tests.support.saves.damage import flip
 from tests.support.saves.synced import Synced
 
 
-class Alone:
+class Alone(VotingBarrier):
     """The barrier of a job of one rank."""
 
     prefix, rank, world_size, run_id, generation = "checkpoint/lightning", 0, 1, "job", 0
@@ -50,7 +51,14 @@ class Alone:
     def __init__(self, *_: object) -> None:
         """As the real one is made."""
 
-    def vote(self, failure: str | None, timeout: float, payload: bytes, report: object = None) -> Decision:
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: object = None,
+        report: object = None,
+    ) -> Decision:
         Alone.sequence += 1
         outcome = self.outcome if failure is None else Outcome.ABORTED
         return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})

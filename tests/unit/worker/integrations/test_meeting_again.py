@@ -14,15 +14,9 @@ from lab.patience import PATIENCE
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.integrations.commit import commitment as module
-from muster.worker.integrations.commit.commitment import (
-    AGAIN,
-    BEGINS,
-    DONE,
-    GIVEN_UP,
-    LATE,
-    NOT_YET,
-    Commitment,
-)
+from muster.worker.integrations.commit.commitment import Commitment
+from muster.worker.integrations.commit.protocol import LATE
+from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, REUSED
 from muster.worker.transport.fork_guard import start_thread
 from tests.support.meeting import in_thread
 from tests.support.saves.fake_group import FakeGroup, Seat
@@ -142,7 +136,7 @@ def begun(
     barrier = FakeBarrier(rank)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, timeout, name=name, pace=pace)
-    assert barrier.heard() == BEGINS + (AGAIN if again else b"") + name.encode()
+    assert barrier.heard() == BEGINS + (REUSED if again else b"") + name.encode()
     return save, barrier
 
 
@@ -253,7 +247,7 @@ def test_a_name_that_was_used_before_tells_nobody_who_is_behind():
     assert len(barrier.timeouts) == 1, "it does not go on to where others may make another save"
     ends(*begun(1, "slot-1"))
     save, barrier = begun(1, "slot-0", again=True)
-    words: Any = {"rank_0": BEGINS + b"last", "rank_1": BEGINS + AGAIN + b"slot-0"}
+    words: Any = {"rank_0": BEGINS + b"last", "rank_1": BEGINS + REUSED + b"slot-0"}
     barrier.answers.put(decided(**words))
     with pytest.raises(MusterError, match=r"save 'slot-0' .* is given up: .* since rank 0 at 'last'"):
         save.begun()
@@ -261,7 +255,7 @@ def test_a_name_that_was_used_before_tells_nobody_who_is_behind():
 
 def test_nobody_waits_for_who_uses_a_name_again():
     save, barrier = begun(1, "step-10")
-    words: Any = {"rank_0": BEGINS + AGAIN + b"step-9", "rank_1": BEGINS + b"step-10"}
+    words: Any = {"rank_0": BEGINS + REUSED + b"step-9", "rank_1": BEGINS + b"step-10"}
     barrier.answers.put(decided(**words))
     with pytest.raises(MusterError, match=r"save 'step-10' .* is given up: .* since rank 0 at 'step-9'"):
         save.begun()
@@ -270,7 +264,7 @@ def test_nobody_waits_for_who_uses_a_name_again():
 def test_an_earlier_save_of_the_name_that_others_only_now_give_up_is_not_this_one():
     ends(*begun(0, "last"))
     save, barrier = begun(0, "last", again=True, pace=0.001)
-    word = BEGINS + AGAIN + b"last"
+    word = BEGINS + REUSED + b"last"
     both: Any = {"rank_0": word, "rank_1": word}
     barrier.answers.put(decided(**both))
     assert save.begun() == 0

@@ -25,7 +25,7 @@ __all__ = ["commit_together", "latest"]
 
 TRIED = "accelerate 1.15.0"
 PREFIX = "checkpoint/accelerate"
-"""The group by whose barriers saves are decided."""
+"""The group that decides saves."""
 NAMED = "checkpoint_"
 """How automatic names begin; their numbers follow."""
 UNFINISHED = "accelerate"
@@ -69,7 +69,7 @@ def commit_together(
     there, whole. All ranks must share the folder.
 
     Args:
-        accelerator: whose ``save_state`` and ``load_state`` are to do so.
+        accelerator: its ``save_state`` and ``load_state`` then do so.
         barrier: decides the saves, and is for nothing else; default: one of group ``checkpoint/accelerate``,
             taken from the environment.
         timeout: seconds that a rank may take for its part of a save, and that it is waited for.

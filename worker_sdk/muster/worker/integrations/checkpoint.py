@@ -27,7 +27,6 @@ from muster.checkpoint.damage import DamageError
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.decision import Decision
 from muster.worker.integrations.commit.commitment import Commitment, OnLost
 from muster.worker.integrations.commit.contents import leave_note, take_notes
 from muster.worker.integrations.commit.lookup import (
@@ -58,7 +57,7 @@ T = TypeVar("T")
 
 TRIED = "torch 2.13"
 PREFIX = "checkpoint/dcp"
-"""The group by whose barriers saves are decided."""
+"""The group that decides saves."""
 
 if "overwrite" not in inspect.signature(FileSystemWriter.__init__).parameters:
     raise ImportError(
@@ -83,7 +82,7 @@ class _Place:
     """Where a rank writes, in its plan."""
 
     prefix: str
-    """Of its files; torch's writer reads it."""
+    """The prefix of its files; torch's writer reads it."""
     folder: str
 
 
@@ -139,13 +138,12 @@ class CommittedWriter(FileSystemWriter):
         self._timeout = timeout
         self._on_lost = on_lost
         self._save: _Save | None = None
-        self._decision: Decision | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For ``async_save`` in another process, which makes a barrier of its own."""
         if self._barrier is not None:
             raise TypeError("a writer with a barrier of its own cannot go to another process: leave it out.")
-        return vars(self) | {"_save": None, "_decision": None, "_prefix": f"{PREFIX}-process"}
+        return vars(self) | {"_save": None, "_prefix": f"{PREFIX}-process"}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Torch's: write another checkpoint."""
@@ -235,7 +233,7 @@ class CommittedWriter(FileSystemWriter):
             written = super().write_data(plan, planner)
             wrote = self._wrote(plan, written.wait(), time.monotonic() - began)
             leave_note(self.path, self._save.barrier.rank, wrote.encode())
-        self._decision = self._save.commitment.written()
+        self._save.commitment.written()
         return written
 
     def _wrote(self, plan: SavePlan, results: list[WriteResult], seconds: float) -> RankWrite:
@@ -256,19 +254,15 @@ class CommittedWriter(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Torch's, on rank 0: write the metadata, and give the checkpoint its name."""
         assert self._save is not None
-        assert self._decision is not None
-        barrier, staged, decision = self._save.barrier, self._save.staged, self._decision
+        barrier, staged = self._save.barrier, self._save.staged
         with _report_failure(self._save.commitment):
             ranks = barrier.participants or range(barrier.world_size)
             writes = [RankWrite.decode(note) for note in take_notes(staged.unfinished, ranks)]
             super().finish(metadata, results)
             manifest = manifest_of(writes, self._files.written[METADATA])
             check_files(staged.unfinished, {name: entry.size for name, entry in manifest.files.items()})
-            self._save.commitment.claim()
-            marker = (barrier.run_id, barrier.generation, barrier.world_size)
-            staged.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
+            self._save.commitment.commit(lambda marker: staged.commit(marker, manifest))
             _unfinished.pop(Group.of(barrier), None)
-            self._save.commitment.committed()
 
 
 def _check_same(name: str, plans: list[SavePlan]) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
@@ -21,10 +22,17 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.directory import sync, sync_file, write_marker, write_synced
+from muster.checkpoint.manifest import Manifest
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.commit.cleanup import sweep
-from muster.worker.integrations.commit.commitment import LAST_WORD, Commitment, OnLost, is_own
+from muster.worker.integrations.commit.commitment import (
+    LAST_WORD,
+    Commitment,
+    OnLost,
+    commit_written,
+    is_own,
+)
 from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
 from muster.worker.integrations.commit.lookup import (
     Marker,
@@ -46,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 TRIED = "DeepSpeed 0.19.8"
 PREFIX = "checkpoint/deepspeed"
-"""The group by whose barriers saves are decided."""
+"""The group that decides saves."""
 LATEST = "latest"
 """The file in which DeepSpeed names the tag that it resumes from."""
 DECOUPLED = "DecoupledCheckpointEngine"
@@ -411,28 +419,22 @@ class _Saves:
         """When this rank has written: commit it, on all ranks or on none."""
         with _report_failure(save.commitment):
             _put_on_disk(save.files)
+        staged, ranks = save.staged, self._barrier.world_size
+
+        def commit(marker: Marker, manifest: Manifest) -> None:
+            staged.commit(marker, manifest)
+            self._unfinished = None
+            if save.save_latest:
+                _let_latest_name(save.folder, save.tag)
+
         try:
-            save.commitment.written()
-            with _report_failure(save.commitment):
-                record_share(save.staged.unfinished, self._barrier.rank, self._barrier.world_size)
-            decision = save.commitment.written()
-            if self._barrier.rank == 0:
-                marker = Marker(
-                    self._barrier.run_id,
-                    self._barrier.generation,
-                    self._barrier.world_size,
-                    decision.prefix,
-                    decision.sequence,
-                )
-                with _report_failure(save.commitment):
-                    manifest = gather_manifest(save.staged.unfinished, self._barrier.world_size)
-                    save.commitment.claim()
-                    save.staged.commit(marker, manifest)
-                    self._unfinished = None
-                    if save.save_latest:
-                        _let_latest_name(save.folder, save.tag)
-                    save.commitment.committed()
-            save.commitment.confirmed()
+            commit_written(
+                save.commitment,
+                partial(record_share, staged.unfinished, self._barrier.rank, ranks),
+                partial(gather_manifest, staged.unfinished, ranks),
+                commit,
+                _report_failure,
+            )
         except MusterError:
             save.commitment.give_up()
             raise
@@ -554,7 +556,7 @@ def _refusal(path: Path, error: Exception) -> str:
 
 
 def _find(path: Path) -> tuple[Path, Marker | str]:
-    """Where a checkpoint is, and what it is, or why it is none."""
+    """Where a checkpoint is, and what it is, or why it was not committed."""
     try:
         return read(path)
     except (UncommittedError, OSError) as error:

@@ -33,7 +33,13 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.commit import lookup
 from muster.worker.integrations.commit.cleanup import finish, remove, restore
-from muster.worker.integrations.commit.commitment import Commitment, ElsewhereError, OnLost, report_failure
+from muster.worker.integrations.commit.commitment import (
+    Commitment,
+    ElsewhereError,
+    OnLost,
+    commit_written,
+    report_failure,
+)
 from muster.worker.integrations.commit.contents import (
     gather_manifest,
     manifest_of_file,
@@ -61,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 TRIED = "Lightning 2.6.6"
 PREFIX = "checkpoint/lightning"
-"""The group by whose barriers saves are decided."""
+"""The group that decides saves."""
 SAVE = "muster_save"
 """The key in a checkpoint of the save that made it."""
 SHARDED = "meta.pt"
@@ -136,7 +142,7 @@ def latest(folder: str | Path) -> Path | None:
     """The checkpoint in a folder that was committed last.
 
     It passes over checkpoints that are uncommitted, not whole, or damaged. If none was committed, it takes
-    the newest whole file, whoever wrote it.
+    the newest whole file of any program.
 
     Args:
         folder: where checkpoints have their names, such as ``ModelCheckpoint``'s ``dirpath``.
@@ -171,12 +177,12 @@ class _Saves:
         """On rank 0, the save that was begun last and not committed."""
 
     def barrier(self, rank: int, world_size: int) -> GrpcBarrier:
-        """Of the ranks of a trainer.
+        """Return the barrier of a trainer's ranks.
 
         Raises:
             ConnectError: the coordinator could not be reached.
             RefusedError: it refused this process.
-            ValueError: there is none in the environment, or the barrier is not of the trainer's ranks.
+            ValueError: the environment names no barrier, or the barrier is not of the trainer's ranks.
         """
         if self._barrier is None:
             self._barrier = GrpcBarrier(rank, world_size, PREFIX)
@@ -251,7 +257,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         """Lightning's: training begins.
 
         Raises:
-            MusterError: it would begin anew, though there is a checkpoint that could not be found.
+            MusterError: it would start from scratch, though there is a checkpoint that could not be found.
         """
         super().on_train_start()
         trainer = self.lightning_module.trainer
@@ -294,24 +300,21 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                     f"{type(self.checkpoint_io).__name__} has not written {staged.unfinished} "
                     "when it was to. One that writes later cannot be committed: take another."
                 )
-        commitment.written()
-        written: Manifest | None = None
-        with report_failure(commitment):
-            if folder is not None and folder.is_dir():
-                record_share(folder, self.global_rank, self._digesting)
+        shards = folder if folder is not None and folder.is_dir() else None
+
+        def digest() -> None:
+            if shards is not None:
+                record_share(shards, self.global_rank, self._digesting)
             elif self.is_global_zero:
-                written = manifest_of_file(staged.unfinished)
-        decision = commitment.written()
-        if self.is_global_zero:
-            with report_failure(commitment):
-                manifest = written or gather_manifest(staged.unfinished, self._digesting)
-                marker = Marker(
-                    barrier.run_id, barrier.generation, barrier.world_size, decision.prefix, decision.sequence
-                )
-                commitment.claim()
-                self._saves.commit(staged, marker, manifest)
-                commitment.committed()
-        commitment.confirmed()
+                written.append(manifest_of_file(staged.unfinished))
+
+        written: list[Manifest] = []
+        commit_written(
+            commitment,
+            digest,
+            lambda: written[0] if written else gather_manifest(staged.unfinished, self._digesting),
+            partial(self._saves.commit, staged),
+        )
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
@@ -361,7 +364,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         return 1 if isinstance(self, DDPStrategy) else self.world_size
 
     def _prepare(self, staged: StagedCheckpoint, step: int | None) -> Path | None:
-        """Before it is written. Of ranks that a signal has interrupted, each may be at another step.
+        """Prepare the write, and check the step: ranks that a signal interrupted may be at different steps.
 
         Returns:
             Where it is written; None if this rank writes nothing.

@@ -18,7 +18,7 @@ import jax
 from orbax.checkpoint import AsyncCheckpointer, CheckpointManager
 
 from muster.worker.decision import Decision, Outcome
-from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
+from muster.worker.errors import MusterError, error_for
 from muster.worker.group_barrier import GroupBarrier
 from muster.worker.groups.reason import failure_text
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 TRIED = "orbax-checkpoint 0.12.8"
 PREFIX = "checkpoint/orbax"
-"""The group by whose barriers saves are finished; that of a process's second function ends in ``-2``."""
+"""The group that decides saves; that of a process's second function ends in ``-2``."""
 GIVEN_UP = "given up"
 """What a process says in place of Orbax's key when a collective of JAX has failed in its save."""
 LAST_WORD = 15.0
@@ -62,7 +62,7 @@ for _owner, _name, _parameters in _SIGNATURES:
         raise ImportError(f"muster.worker.integrations.orbax was tried with {TRIED}; here {_name} differs.")
 
 _numbers = count(1)
-"""Of the functions that were given no barrier."""
+"""Numbers the functions that were given no barrier."""
 
 
 def barrier_sync_fn(barrier: GroupBarrier | None = None) -> "SaveBarrier":
@@ -150,13 +150,14 @@ class SaveBarrier:
         return reason
 
     def _vote(self, barrier: GroupBarrier, failure: str | None, word: str, timeout: float) -> Decision:
-        """Arrive; while the coordinator is away, go on asking: who leaves unheard is out of step."""
+        """Arrive, and go on asking while the coordinator is away."""
         with self._turn:
-            while True:
-                try:
-                    return barrier.vote(failure, timeout, word.encode("utf-8", "backslashreplace"))
-                except OutcomeUnknownError as error:
-                    logger.warning("a save waits: %s", error)
+            return barrier.vote_until_decided(
+                lambda error: logger.warning("a save waits: %s", error),
+                failure,
+                timeout,
+                word.encode("utf-8", "backslashreplace"),
+            )
 
     def _error(self, barrier: GroupBarrier, decision: Decision) -> MusterError | None:
         """Why all fail; None: they have come to the same barrier."""
@@ -242,7 +243,7 @@ def _see_the_end(writes: Sequence[Any], timeout: float) -> None:
 
 
 def _saves(theirs: Callable[..., T]) -> Callable[..., T]:
-    """What begins a save, in the thread of whoever calls it: of a manager, or of a checkpointer."""
+    """What begins a save, in the caller's thread: of a manager, or of a checkpointer."""
 
     @wraps(theirs)
     def save(saver: Any, *arguments: object, **options: object) -> T:  # noqa: ANN401

@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 TRIED = "torchtitan 0.3.0"
 PREFIX = "checkpoint/torchtitan"
-"""The group by whose barriers the ranks choose what to load, and saves are decided that are not torch's."""
+"""The group that decides which checkpoint is loaded, and the saves that are not torch's."""
 NAMED = "step-"
 """How checkpoints are named; their steps follow."""
 METADATA = ".metadata"
-"""Of torch's format, which is the one to go on from: the last save of a job may be in another."""
+"""Torch's format, from which training goes on: the last save of a job may be in another."""
 
 _SIGNATURES = {
     "dcp_save": ["self", "state_dict", "checkpoint_id", "async_mode", "enable_garbage_collection", "to_hf"],
@@ -117,8 +117,8 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
         """torchtitan's: all ranks save.
 
         Raises:
-            BarrierError: not all have written; the message names who has not, and why. Of an asynchronous
-                save its future raises it.
+            BarrierError: not all have written; the message names the ranks, and why. The future of an
+                asynchronous save raises it.
             CheckpointException: a rank could not write, or plan; torch's word for it.
             MusterError: a rank gave the save up.
             OutcomeUnknownError: the coordinator cannot be reached.
@@ -238,7 +238,7 @@ class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]
             logger.warning("old checkpoints in %s are not removed: %s", self.folder, error)
 
     def _wait_for_saving(self) -> None:
-        """torchtitan's; who goes on after a save that failed hears of it once.
+        """torchtitan's; a caller that goes on after a failed save hears of it once.
 
         Raises:
             BarrierError: not all have written; the message names who has not, and why.
@@ -297,7 +297,7 @@ def _in_its_place(path: Path) -> Path:
     """A checkpoint of this name, where torchtitan looks for it.
 
     Raises:
-        UncommittedError: there is none, or it is being replaced.
+        UncommittedError: no checkpoint was committed, or it is being replaced.
     """
     if read(path)[0] != path:
         raise UncommittedError(f"{path} is being replaced, or was when its job was killed. Name another.")

@@ -24,7 +24,7 @@ __all__ = ["CommitCallback", "latest"]
 
 TRIED = "transformers 5.23.0"
 PREFIX = "checkpoint/transformers"
-"""The group by whose barriers saves are decided."""
+"""The group that decides saves."""
 NAMED = "checkpoint"
 """How the names of the trainer's checkpoints begin; their steps follow."""
 STATE = "trainer_state.json"
@@ -97,9 +97,9 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
         """All ranks save.
 
         Args:
-            trainer: whose callback this is.
+            trainer: the trainer of this callback.
             write: lets this rank write its part.
-            trial: of a search of hyperparameters; None: there is none.
+            trial: of a search of hyperparameters; None: no search.
 
         Raises:
             BarrierError: not all have written, or rank 0 could not commit it; the message names who, and why.

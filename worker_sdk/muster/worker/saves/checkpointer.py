@@ -325,7 +325,7 @@ class Checkpointer:
             planner: as for that function. ``DefaultLoadPlanner(allow_partial_load=True)`` skips missing keys.
 
         Returns:
-            The checkpoint, the same on all ranks; None if there is none yet.
+            The checkpoint, the same on all ranks; None before the first commit.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, and all are damaged; or one was found damaged while

@@ -102,7 +102,7 @@ class AgreedLoad:
                 found while loading ends the load: else the state would mix two checkpoints.
 
         Returns:
-            The checkpoint, the same on all ranks; None if there is none at all.
+            The checkpoint, the same on all ranks; None before the first commit.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, and all are damaged; or one is, and the state

@@ -19,15 +19,8 @@ from muster.worker.errors import (
 from muster.worker.group_barrier import GroupBarrier
 from muster.worker.groups.write_report import WriteReport
 from muster.worker.integrations.commit import commitment as module
-from muster.worker.integrations.commit.commitment import (
-    AGAIN,
-    BEGINS,
-    DONE,
-    GIVEN_UP,
-    NOT_YET,
-    Commitment,
-    step_of,
-)
+from muster.worker.integrations.commit.commitment import Commitment
+from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, REUSED, step_of
 from tests.support.expect import some
 from tests.support.meeting import in_thread
 from tests.support.saves.scripted_barrier import FakeBarrier, decided
@@ -44,7 +37,7 @@ def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
     barrier = FakeBarrier(rank)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0, **arguments)
-    assert barrier.heard() == BEGINS + AGAIN
+    assert barrier.heard() == BEGINS + REUSED
     barrier.answers.put(decided())
     return save, barrier
 
@@ -391,7 +384,7 @@ def test_nothing_is_committed_where_another_rank_does_something_else(stage: str)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0)
     result = in_thread(save.written)
-    for word in (BEGINS + AGAIN, DONE)[: ("begin", "written", "committed").index(stage)]:
+    for word in (BEGINS + REUSED, DONE)[: ("begin", "written", "committed").index(stage)]:
         assert barrier.heard() == word
         barrier.answers.put(decided())
     if stage == "committed":

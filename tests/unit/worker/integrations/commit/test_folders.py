@@ -21,11 +21,11 @@ from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.integrations.commit import commitment as module
 from muster.worker.integrations.commit import contents, folders
-from muster.worker.integrations.commit.commitment import BEGINS
 from muster.worker.integrations.commit.contents import encoded, leave_note
 from muster.worker.integrations.commit.folders import FolderSaves, newest, numbered, rotate
 from muster.worker.integrations.commit.lookup import Marker, mark_damaged, read
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
+from muster.worker.integrations.commit.words import BEGINS
 from tests.support.hostile.mine import Mine
 from tests.support.meeting import in_thread
 from tests.support.saves.damage import flip

@@ -21,7 +21,7 @@ _UNFINISHED = re.compile(r"\..+\.\d+-\d+-[0-9a-f]{8}")
 
 
 def restore(folder: Path) -> list[Path]:
-    """Give checkpoints their names back, of which the processes have died that replaced them.
+    """Restore checkpoints left mid-replacement by a crash.
 
     Args:
         folder: where checkpoints have their names.
@@ -41,7 +41,7 @@ def restore(folder: Path) -> list[Path]:
 
 
 def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> None:
-    """Remove what saves have left, and those whom nobody needs any more.
+    """Remove what failed saves have left, and checkpoints that are being removed.
 
     Args:
         folder: where checkpoints have their names.
@@ -59,7 +59,7 @@ def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> No
 
 
 def finish(path: Path) -> None:
-    """Put beside a file what describes it, if the process that committed or replaced it died before it could.
+    """Finish the commit or replacement of a file that a crash interrupted: put its description beside it.
 
     Args:
         path: the checkpoint.
@@ -92,10 +92,10 @@ def remove(path: Path) -> None:
 def retire(path: Path) -> Path:
     """Take a checkpoint's name away, before it is removed.
 
-    Half of a checkpoint must not look like one, and who still writes it must not commit it.
+    Half of a checkpoint must not look like one, and a process that still writes it must not commit it.
 
     Returns:
-        Where it is to be removed; whoever sweeps the folder does so, too.
+        Where it is to be removed; the next sweep of the folder removes it, too.
     """
     doomed = doomed_name(path)
     path.rename(doomed)

@@ -232,7 +232,7 @@ def verify_share(
         world_size: the number of ranks that do so.
 
     Returns:
-        The damage; None if there is none.
+        The damage; None for a whole share.
 
     Raises:
         OSError: it cannot be read.

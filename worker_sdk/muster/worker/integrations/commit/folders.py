@@ -14,6 +14,7 @@ from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.containment import followed, path_in
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.directory import make_folder
+from muster.checkpoint.manifest import Manifest
 from muster.checkpoint.version import LaterVersionError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
@@ -22,15 +23,13 @@ from muster.worker.integrations.commit.cleanup import remove, sweep
 from muster.worker.integrations.commit.commitment import (
     Commitment,
     OnLost,
-    is_of_a_save,
-    out_of_step,
+    commit_written,
     report_failure,
     take_turn,
 )
 from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
 from muster.worker.integrations.commit.lookup import (
     Found,
-    Marker,
     ReplacedError,
     all_damaged,
     corrupt,
@@ -42,6 +41,7 @@ from muster.worker.integrations.commit.lookup import (
     read_whole,
 )
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
+from muster.worker.integrations.commit.words import is_of_a_save, out_of_step
 from muster.worker.saves.failure import cut, failure_text
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class FolderSaves:
     """Lets all ranks of a framework save and resume together.
 
     Args:
-        prefix: the group by whose barriers saves are decided, where no barrier is given.
+        prefix: the group that decides saves, if no barrier is given.
         name: how the checkpoints are named where they are not committed yet.
         barrier: decides the saves, and is for nothing else; None: it is taken from the environment.
         timeout: seconds that a rank may take for its part of a save, and that it is waited for.
@@ -92,8 +92,8 @@ class FolderSaves:
         Raises:
             ConnectError: the coordinator could not be reached.
             RefusedError: it refused this process.
-            ValueError: there is none in the environment, the barrier is of other ranks, or the framework has
-                left those ranks alone that were started with it.
+            ValueError: the environment names no barrier, the barrier is of other ranks, or the framework did
+                not join the ranks that were started together.
         """
         if self._barrier is None:
             _check_joined(world_size)
@@ -137,22 +137,19 @@ class FolderSaves:
             write(staged.unfinished)
             place.mkdir(parents=True, exist_ok=True)
             _part(place, barrier.rank).touch()
-        commitment.written()
-        with report_failure(commitment):
+
+        def digest() -> None:
             if barrier.rank == 0:
                 _check_whole(staged.unfinished, barrier.world_size)
             record_share(staged.unfinished, barrier.rank, barrier.world_size)
-        decision = commitment.written()
-        if barrier.rank == 0:
-            with report_failure(commitment):
-                manifest = gather_manifest(staged.unfinished, barrier.world_size)
-                # All others have written, and wait for this one.
-                sweep(path.parent, alias, but=staged.unfinished)
-                commitment.claim()
-                marker = (barrier.run_id, barrier.generation, barrier.world_size)
-                staged.commit(Marker(*marker, decision.prefix, decision.sequence), manifest)
-                commitment.committed()
-        commitment.confirmed()
+
+        def gather() -> Manifest:
+            manifest = gather_manifest(staged.unfinished, barrier.world_size)
+            # All others have written, and wait for this one.
+            sweep(path.parent, alias, but=staged.unfinished)
+            return manifest
+
+        commit_written(commitment, digest, gather, staged.commit)
 
     def choose(self, barrier: GrpcBarrier, folder: Path, find: Find, *, verify: bool = True) -> Path:
         """Return the checkpoint that all ranks load: rank 0 finds it, and all ranks verify it.
@@ -205,7 +202,7 @@ class FolderSaves:
             folder: where this rank looks for it.
             find: finds it in the folder.
             verify: whether its files are verified here.
-            look: by which each other rank sees that there is none: rank 0's host may not have the share.
+            look: confirms on each other rank that no checkpoint exists: rank 0's host may not have the share.
         """
         if self._left:
             raise MusterError(
@@ -275,7 +272,7 @@ class FolderSaves:
         if decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
         if len(decision.payloads) < barrier.world_size or any(map(is_of_a_save, decision.payloads.values())):
-            raise out_of_step(barrier, "some make a save where others load")
+            raise out_of_step(barrier.prefix, barrier.run_id, "some make a save where others load")
         return decision.payloads
 
 
@@ -450,7 +447,7 @@ def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
 
     Raises:
         CorruptCheckpointError: there are checkpoints, and all are damaged.
-        UncommittedError: there is none.
+        UncommittedError: no checkpoint was committed.
         OSError: they cannot be read.
     """
     checkpoints = numbered(folder, named, excluded)

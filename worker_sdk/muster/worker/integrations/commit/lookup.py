@@ -48,7 +48,7 @@ class Marker:
     world_size: int
     prefix: str
     sequence: int
-    """Of the decision that committed it."""
+    """The sequence of the decision that committed it."""
     manifest: ManifestReference | None = None
     """None if its content cannot be verified: 0.1.0 wrote no digests."""
     order: int = 0
@@ -67,7 +67,7 @@ def read(path: Path) -> tuple[Path, Marker]:
         The same path, unless the process that replaced it ended half-way; and the marker.
 
     Raises:
-        UncommittedError: it is none.
+        UncommittedError: it was not committed.
         OSError: that cannot be read. An error is never taken for absence.
     """
     try:
@@ -119,7 +119,7 @@ def read_whole(path: Path) -> tuple[Path, Marker]:
 
     Raises:
         CorruptCheckpointError: it is damaged.
-        UncommittedError: it is none.
+        UncommittedError: it was not committed.
         OSError: that cannot be read.
     """
     found = find(path)

@@ -1,9 +1,9 @@
 """Puts the memory of a state into huge pages between its saves, so that the next fork is short.
 
 A fork copies an entry for each page that the process has, while the training thread waits. 2 MiB are 512
-small pages, or one huge one. Who writes to a huge page that a child still sees is given small ones for it,
-so this is done anew when a save is over. Training goes on meanwhile: the kernel moves one huge page after
-the other, and who touches that very one waits, or asks for memory at that moment.
+small pages, or one huge one. If this process writes to a huge page that a child still sees, the kernel gives
+it small ones. So this is done again when a save is over. Training goes on meanwhile: the kernel moves one
+huge page after the other. A thread that touches the page being moved waits.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from muster.worker.saves.memory.staging import available_memory, fits
 logger = logging.getLogger(__name__)
 
 MADV_COLLAPSE = 25
-"""Of Linux from 6.1 on (include/uapi/asm-generic/mman-common.h); Python's mmap does not name it."""
+"""An advice since Linux 6.1 (include/uapi/asm-generic/mman-common.h); Python's mmap does not name it."""
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 GAP = 64 * 1024
 """Bytes that may lie between two tensors of one stretch: an allocator puts words of its own there."""

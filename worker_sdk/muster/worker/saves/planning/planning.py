@@ -2,8 +2,8 @@
 
 At each save every rank says at a barrier whether it has the same to save as before. One that has begins to
 write at once, and a thread says so. One that has not waits until all have said theirs, leaves its plan in the
-save's folder, and waits for rank 0's word that everyone's share is there, too. No collective is held: who is
-lost or does not come is named by the coordinator, and holds up nobody whose plan is the same.
+save's folder, and waits for rank 0's word that everyone's share is there, too. No collective is held. The
+coordinator names a rank that is lost or does not come. Ranks with an unchanged plan do not wait for it.
 
 Nothing is left in the folder before all have begun the save: until then rank 0 may be sweeping it, as one of
 another life.
@@ -34,7 +34,7 @@ CHANGED = b"changed"
 """What a rank hands in whose plan is another one. The usual word is empty: each rank is sent those of all."""
 CLOSED = "this Checkpointer is closed, or its close() was interrupted; make another one."
 EARLY_WARNING = 10.0
-"""Seconds after which a rank that has to wait for the others logs for whom."""
+"""Seconds after which a waiting rank logs which ranks it waits for."""
 
 
 class SweptError(MusterError):
@@ -233,7 +233,7 @@ class _Own:
     """This rank's plan."""
 
     number: int
-    """Of the negotiation that made it."""
+    """The number of the negotiation that made it."""
     proposed: SavePlan
     share: SavePlan
 
@@ -365,17 +365,16 @@ class _Negotiator:
         if word:
             hint = f"{negotiation.name} is planned by all ranks together: each must make the same saves"
             early = EarlyWarning(EARLY_WARNING, hint)
-        while True:
-            try:
-                decision = self._barrier.vote(failure, self._timeout, word, early)
-            except OutcomeUnknownError as error:
-                if self.ending:
-                    raise
-                negotiation.doubt(error)
-            else:
-                if decision.outcome is not Outcome.RELEASED:
-                    raise error_for(decision)
-                return decision
+
+        def doubt(error: OutcomeUnknownError) -> None:
+            if self.ending:
+                raise error
+            negotiation.doubt(error)
+
+        decision = self._barrier.vote_until_decided(doubt, failure, self._timeout, word, early)
+        if decision.outcome is not Outcome.RELEASED:
+            raise error_for(decision)
+        return decision
 
 
 def _proposed(rank: int) -> str:

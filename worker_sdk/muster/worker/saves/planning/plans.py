@@ -88,7 +88,7 @@ class Plans:
     shares: Mapping[int, bytes] = field(default_factory=dict)
     """By rank: what it writes of that."""
     metadata: Metadata | None = None
-    """Of what all write."""
+    """Torch's metadata of what all ranks write."""
 
     def changed(
         self, proposed: Mapping[int, bytes], world_size: int, planner: SavePlanner | None = None
@@ -104,7 +104,7 @@ class Plans:
             planner: makes the plan of all ranks; default: torch's.
 
         Raises:
-            ValueError: something would be written by nobody, or the whole is none that torch can save.
+            ValueError: no rank would write some part, or torch cannot save the whole.
         """
         kept = {rank: unpacked(self._share(rank)) for rank in range(world_size) if rank not in proposed}
         covered = _indices(kept.values())
@@ -128,7 +128,7 @@ class Plans:
             ) from None
 
     def _check_whole(self, kept: Iterable[int], written: Set[MetadataIndex]) -> None:
-        """Who has not changed still has what others were to write."""
+        """Check that unchanged ranks still have what they write for others."""
         for rank in kept:
             for item in unpacked(self.proposed[rank]).items:
                 if item.index not in written:

@@ -80,7 +80,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The caller has started the save's write, or there is none."""
+    """The caller has started the save's write, or the save has no write."""
 
     save: Save
 

@@ -352,8 +352,8 @@ class AsyncCallsQueue:
                 on with the next save that is scheduled, unless the outcome of one is not known.
 
         Raises:
-            AsyncSaveError: a save was not committed; the others were finalized. Of several errors, the
-                first is raised.
+            AsyncSaveError: a save was not committed; the others were finalized. The first of
+                several errors is raised.
             OutcomeUnknownError: the coordinator could not be reached for as long as a save may take.
             MusterError: it is called by what a save calls when it is written or decided.
         """

@@ -42,7 +42,7 @@ class PendingCheckpoint(Protocol):
         """Make room for it. Nothing here may wait for a network.
 
         Raises:
-            OSError: there is none.
+            OSError: it has no room.
         """
 
     def enter(self, rank: int) -> None:

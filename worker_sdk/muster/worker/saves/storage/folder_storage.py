@@ -178,7 +178,7 @@ class PendingFolder:
         self._unfinished.mkdir(parents=True, exist_ok=True)
 
     def enter(self, rank: int) -> None:
-        """Nothing: who has removed the folder has removed what is to be renamed."""
+        """Do nothing: if a process removes the folder, nothing is left to rename."""
 
     def writer(self) -> StepWriter:
         """Return torch's writer."""

@@ -1,4 +1,4 @@
-"""Which kind of place a user has named."""
+"""The storage that a user's folder or address names."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _FOLDERS = ("file", "local")
 
 
 def open_storage(folder: str | Path, options: Mapping[str, Any] | None, run_id: str) -> CheckpointStorage:
-    """The place of a job's checkpoints.
+    """Open the storage of a job's checkpoints.
 
     Args:
         folder: a folder, or an address with a scheme.
@@ -24,7 +24,7 @@ def open_storage(folder: str | Path, options: Mapping[str, Any] | None, run_id: 
         run_id: of the job.
 
     Raises:
-        ValueError: the address is none, or a folder is given options.
+        ValueError: the address is not valid, or a folder is given options.
         ImportError: the package that opens it is not installed.
         OSError: nothing can be written there.
     """

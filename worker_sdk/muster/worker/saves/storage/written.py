@@ -35,7 +35,7 @@ def _parts(metadata: Metadata) -> Iterator[MetadataIndex]:
 
 
 def lengths(results: list[list[WriteResult]]) -> dict[str, int]:
-    """Of each file how many bytes were written at least.
+    """Return how many bytes were written to each file at least.
 
     Args:
         results: by rank, what torch says of its part.
@@ -54,7 +54,7 @@ def check_files(folder: Path, written: Mapping[str, int]) -> None:
 
 
 def check_sizes(where: Path | str, there: Mapping[str, int], written: Mapping[str, int]) -> None:
-    """What the ranks wrote is there, whoever else is at work in the place.
+    """Check that what the ranks wrote is there, whatever other processes did in the folder.
 
     Args:
         where: it was written.

@@ -1,8 +1,8 @@
 """What a forked child does: write, report to its parent through a pipe, and end.
 
-It shares the parent's memory as it was at the fork, and nothing else that it could harm: it does not touch
-CUDA or gRPC, lets go of the parent's sockets, has none of the parent's handlers of signals, runs without
-garbage collection (which would run the finalizers of the parent's objects) and ends without any cleaning up.
+It shares the parent's memory as it was at the fork, and nothing else that it could harm. It does not touch
+CUDA or gRPC. It closes the parent's sockets and resets the parent's signal handlers. It runs without garbage
+collection, which would run the finalizers of the parent's objects. It ends without any cleanup.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ def _replace_sockets(spared: int) -> None:
 
 
 def read_sign(report: int) -> int | None:
-    """The process id that a child reports; None if there is none, or it is about to end without."""
+    """Return the process id that a child reports; None if it reports no id."""
     said = os.read(report, SIGN.size)
     return SIGN.unpack(said)[0] if said.startswith(b"\0") else None
 

@@ -123,7 +123,7 @@ def _born(report: int) -> int:
 
 
 def _end_unknown(pid: int) -> None:
-    """SIGKILL a child for which there is no handle; 0 if there is none."""
+    """Send SIGKILL to a child that has no handle; 0 stands for no child."""
     if pid:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)

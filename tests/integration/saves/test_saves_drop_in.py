@@ -60,7 +60,8 @@ def test_their_calls(kind: str, coordinator: Coordinator, tmp_path: Path):
 ALONE = """
 import sys, torch
 from muster.worker import GrpcBarrier
-from muster.worker.saves import TorchAsyncCheckpoint, voter
+from muster.worker.saves import TorchAsyncCheckpoint
+from muster.worker.saves.queue import voter
 
 voter.EARLY_WARNING = 0.2
 how, path = sys.argv[1:]

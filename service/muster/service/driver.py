@@ -385,8 +385,8 @@ class Driver:
             self._observer.noticed(notice)
         for run_id in batch.effects.forgotten:
             self._observer.forgotten(run_id)
-        for look in batch.effects.probes:
-            self.probe(look)
+        for request in batch.effects.probes:
+            self.probe(request)
         for answer in batch.answers:
             answer()
         if batch.wakes_watchers:

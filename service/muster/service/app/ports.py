@@ -165,7 +165,7 @@ def check_exposed(address: Address, security: Security, *, insecure: bool, use: 
         return
     raise StartError(
         f"--listen {address} is reachable from other machines, without "
-        f"{'TLS' if security.tls is None else 'asking who they are'}: {use}. Give "
+        f"{'TLS' if security.tls is None else 'checking their tokens'}: {use}. Give "
         f"{' and '.join(lacking)}, listen on 127.0.0.1, or say --insecure in a trusted network."
     )
 

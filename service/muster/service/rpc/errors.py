@@ -10,7 +10,7 @@ from grpc_status import rpc_status
 
 from muster.client.protocol import ERROR_DOMAIN
 from muster.service.core.vocabulary.refusal import Reason, Refusal
-from muster.serving.ending import ended
+from muster.serving.ending import ended, header_text
 
 CODES: dict[Reason, grpc.StatusCode] = {
     Reason.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -55,9 +55,6 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
-MAX_MESSAGE_BYTES = 3_000
-"""Bytes of a status message. The headers have it twice, once with three bytes for each byte that is not
-ASCII, and gRPC's clients accept at most 16 KiB of headers."""
 RETRY_AFTER_MS = 500
 """Milliseconds after which a draining coordinator advises to retry."""
 
@@ -82,7 +79,7 @@ async def end_with(refusal: Refusal, context: "grpc.aio.ServicerContext[object, 
 
 def grpc_status(refusal: Refusal) -> grpc.Status:
     """Return the status that ends a call, with its details."""
-    message = _cut(refusal.message)
+    message = header_text(refusal.message)
     status = Status(code=code(refusal), message=message, details=[error_info(refusal)])
     if refusal.reason is Reason.COORDINATOR_DRAINING:
         retry = RetryInfo()
@@ -91,11 +88,3 @@ def grpc_status(refusal: Refusal) -> grpc.Status:
         packed.Pack(retry)
         status.details.append(packed)
     return cast(grpc.Status, rpc_status.to_status(status))
-
-
-def _cut(message: str) -> str:
-    """Cut a message to the size that a header can carry."""
-    data = message.encode()
-    if len(data) <= MAX_MESSAGE_BYTES:
-        return message
-    return f"{data[:MAX_MESSAGE_BYTES].decode('utf-8', 'ignore')} …"

@@ -12,7 +12,7 @@ import structlog
 from aiohttp import web
 
 MAX_CONNECTIONS = 128
-"""Connections open at once, including those in a TLS handshake. With TLS, each takes 256 KiB."""
+"""Connections open at once, including those in a TLS handshake. With TLS, each takes 300 KiB."""
 CLOSED_AT_ONCE = 16
 """Connections closed at once when the limit is reached, so that the search for them is rare."""
 FULL_PAUSE = 0.001

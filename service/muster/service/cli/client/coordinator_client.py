@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Request = TypeVar("Request")
     Response = TypeVar("Response")
 
+LAST_CALL = 0.2
+"""Seconds before the end of ``--timeout`` at which the last call is made."""
 MAX_CONNECT_MS = 20_000
 """Milliseconds for one attempt to connect to the only coordinator; less with a shorter timeout."""
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2_000)]
@@ -257,8 +259,8 @@ class Client:
     def _services_at(self, target: Target) -> _Services:
         if target.address not in self._services:
             if not self._replicas.several:
-                limit = min(round(self._timeout * 1000), MAX_CONNECT_MS)
-                target = replace(target, connect_timeout_ms=limit)
+                # The call's own timeout ends an attempt to connect first.
+                target = replace(target, connect_timeout_ms=MAX_CONNECT_MS)
             mine = given()
             mine.check()
             options = [*channel_options(target), *RECONNECT]
@@ -286,9 +288,10 @@ class Client:
             if self._replicas.several:
                 raise self._no_leader(search) from error
             raise self._explained(search, call, unknown) from error
-        if time.monotonic() + pause >= deadline:
+        left = deadline - LAST_CALL - time.monotonic()
+        if left <= 0:
             raise self._no_leader(search) from error
-        time.sleep(pause)
+        time.sleep(min(pause, left))
 
     def _explained(self, search: Search, call: grpc.Call, unknown: str) -> CallError:
         if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED and search.met_standby and not search.followed:

@@ -97,7 +97,7 @@ def relay(
         bool,
         typer.Option(
             "--insecure",
-            help="ListenAddress to other machines without TLS, or without tokens and client certificates.",
+            help="Listen to other machines without TLS, or without tokens and client certificates.",
         ),
     ] = False,
 ) -> None:

@@ -17,8 +17,8 @@ QUOTED = re.compile(r"(?s)`([^`]+)`")
 def _text(node: ast.AST) -> str:
     """Return the text of a literal, with ``…`` for the values that it formats; else nothing."""
     match node:
-        case ast.Constant(value=str()):
-            return node.value
+        case ast.Constant(value=str(text)):
+            return text
         case ast.JoinedStr():
             return "".join(_text(part) or "…" for part in node.values)
         case _:

@@ -1,0 +1,32 @@
+"""The architecture page names modules and functions that are there."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/architecture.md").read_text()
+SOURCES = ("service", "relay", "client", "checkpoint", "worker_sdk")
+FILES = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
+
+
+def test_modules_that_the_page_names_are_there():
+    places = [path.as_posix() for path in FILES]
+    named = {one.lstrip("/") for one in re.findall(r"[\w/]+\.py", PAGE)}
+    assert [one for one in named if not any(place.endswith(f"/{one}") for place in places)] == []
+
+
+def test_paths_that_the_page_names_are_there():
+    named = re.findall(rf"`((?:{'|'.join(SOURCES)})/…/[\w/.]+)`", PAGE)
+    split = [one.split("/…/") for one in named]
+    assert split
+    assert [one for one in split if not list((ROOT / one[0]).rglob(one[1]))] == []
+
+
+def test_functions_of_the_sequence_diagrams_are_there():
+    diagrams = "".join(re.findall(r"(?s)sequenceDiagram\n(.+?)```", PAGE))
+    named = set(re.findall(r"(\w+)\(", diagrams))
+    defined = set(
+        re.findall(r"(?m)^\s*(?:async )?(?:def|class) (\w+)", "".join(p.read_text() for p in FILES))
+    )
+    assert len(named) > 20
+    assert named - defined == set()

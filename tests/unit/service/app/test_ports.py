@@ -29,7 +29,7 @@ def test_port_on_loopback_needs_neither_tls_nor_tokens(listen: str):
     [
         (Security(), "--tls-cert and --tls-key and --tokens-file or --tls-client-ca"),
         (Security(tokens_file=TOKENS), "without TLS: whoever reaches it could do harm. Give --tls-cert and"),
-        (Security(tls=TLS), "without asking who they are: whoever reaches it .* Give --tokens-file or"),
+        (Security(tls=TLS), "without checking their tokens: whoever reaches it .* Give --tokens-file or"),
         (Security(tls=TLS, tokens_file=TOKENS), ""),
         (Security(tls=MUTUAL), ""),
     ],

@@ -42,6 +42,23 @@ def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
     return save, barrier
 
 
+def test_signal_handler_may_end_a_save_that_is_not_made_yet(monkeypatch: pytest.MonkeyPatch):
+    found: list[Commitment] = []
+
+    def interrupted(group: object, name: bytes) -> bool:
+        (last,) = module._last.values()
+        last.give_up()
+        last.check_reached()
+        found.append(last)
+        return False
+
+    monkeypatch.setattr(module, "_goes_up", interrupted)
+    save, _ = begun()
+    assert found == [save]
+    assert save.begun() == 0
+    save.give_up()
+
+
 def test_all_write_and_rank_0_commits():
     save, barrier = begun()
     result = in_thread(save.written)

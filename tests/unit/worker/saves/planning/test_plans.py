@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from muster.worker.saves.planning.plans import Plans, _member, packed, unpacked
 from tests.support.hostile.mine import Mine
@@ -105,7 +106,16 @@ def test_plan_names_nothing_but_torchs_records(thing: object):
         unpacked(zlib.compress(pickle.dumps(thing)))
 
 
-@pytest.mark.parametrize("kind", [dict, torch, Plans])
-def test_attribute_of_anything_but_an_enumeration_is_refused(kind: object):
-    with pytest.raises(pickle.UnpicklingError, match="it is no enumeration"):
-        _member(kind, "update")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(dict, "update"), (torch, "load"), (WriteItemType, "__class__"), (WriteItemType, "mro")],
+)
+def test_getattr_in_a_plan_returns_only_members_of_enumerations(kind: object, name: str):
+    with pytest.raises(pickle.UnpicklingError, match="it is no member of an enumeration"):
+        _member(kind, name)
+
+
+def test_plan_cannot_name_what_a_module_of_torch_imports():
+    """``Enum`` would make classes."""
+    with pytest.raises(pickle.UnpicklingError, match=r"planner\.Enum is in the plan of a save"):
+        unpacked(zlib.compress(b"ctorch.distributed.checkpoint.planner\nEnum\n."))

@@ -90,6 +90,8 @@ class Commitment:
         self._on_lost = on_lost
         self._changed = threading.Condition()
         """Guards the protocol."""
+        self._is_made = False
+        """Whether there is a protocol. A signal handler may find this save before that, from its turn on."""
         self._attended = False
         """Whether the thread has begun."""
         self._over = threading.Event()
@@ -103,6 +105,7 @@ class Commitment:
                 barrier.prefix, barrier.run_id, barrier.rank, self.number, word, timeout, pace, parts
             )
             self._protocol = SaveProtocol(terms, WriteReport(step=step_of(name)), time.monotonic())
+            self._is_made = True
             start_thread("a save", f"muster-commit-{barrier.rank}", self._attend)
         except BaseException:
             with self._changed:
@@ -237,8 +240,9 @@ class Commitment:
         """
         if os.getpid() == self._owner:  # Else a lock may be held by a thread that is not here.
             with self._changed:
-                self._protocol.give_up()
-                self._changed.notify_all()
+                if self._is_made:
+                    self._protocol.give_up()
+                    self._changed.notify_all()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the save has come to an end on all ranks.
@@ -261,7 +265,8 @@ class Commitment:
             OutcomeUnknownError: it cannot be reached.
         """
         with self._changed:
-            if isinstance(error := self._protocol.error, OutcomeUnknownError) and not self.is_over:
+            error = self._protocol.error if self._is_made else None
+            if isinstance(error, OutcomeUnknownError) and not self.is_over:
                 raise error
 
     def _reason(self) -> MusterError:

@@ -129,6 +129,8 @@ class SaveProtocol:
         self.error: MusterError | None = None
         self._failed: Decision | None = None
         """The decision by which the save has failed."""
+        self._committed = False
+        """Whether rank 0 has committed the save."""
         self._done = 0
         """How many parts this rank has done; on rank 0 the commit counts as one more."""
         self._committing = False
@@ -178,7 +180,7 @@ class SaveProtocol:
 
     def commit(self) -> None:
         """Record that rank 0 has committed."""
-        self._done = self._terms.parts + 1
+        self._committed = True
 
     # ------------------------------------------------------------------ what is known
 
@@ -290,7 +292,7 @@ class SaveProtocol:
     @property
     def _has_done(self) -> bool:
         if self.stage is Stage.CONFIRMING:
-            return self._terms.rank != 0 or self._done > self._terms.parts
+            return self._terms.rank != 0 or self._committed
         return self._done > len(self.agreed)
 
     def _is_expected(self, word: bytes) -> bool:

@@ -62,7 +62,8 @@ class _Unpickler(pickle.Unpickler):
         if "." not in name and (module == "torch" or module in _RECORDS):
             found = super().find_class(module, name)
             is_record = isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum))
-            if isinstance(found, torch.dtype) or (module in _RECORDS and is_record):
+            # Not what a module of torch imports from elsewhere, such as Enum itself, which makes classes.
+            if isinstance(found, torch.dtype) or (is_record and found.__module__ == module in _RECORDS):
                 return found
         raise pickle.UnpicklingError(
             f"{module}.{name} is in the plan of a save, and Muster reads only torch's own records there. If "
@@ -72,10 +73,12 @@ class _Unpickler(pickle.Unpickler):
 
 def _member(kind: object, name: str) -> Enum:
     """Return a member of an enumeration: Python before 3.11.4 pickles members as calls of ``getattr``."""
-    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(name, str):
-        return kind[name]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        member = kind.__members__.get(name)
+        if isinstance(member, kind):
+            return member
     raise pickle.UnpicklingError(
-        f"an attribute of {kind!r} is in the plan of a save, and it is no enumeration."
+        f"{name!r} of {kind!r} is in the plan of a save, and it is no member of an enumeration."
     )
 
 

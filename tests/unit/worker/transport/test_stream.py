@@ -97,6 +97,18 @@ def test_broken_stream_is_opened_again_and_the_loss_logged(caplog: pytest.LogCap
     assert user.done.wait(PATIENCE)
 
 
+def test_stream_whose_user_is_over_says_nothing_of_another_connection(caplog: pytest.LogCaptureFixture):
+    class Refused(User):
+        def call_ended(self, error: grpc.RpcError | None) -> None:
+            super().call_ended(error)
+            self.over = True
+
+    user = Refused(Call("admit", BROKEN), Call()).start()
+    assert user.done.wait(PATIENCE)
+    assert (user.ends, user.stream.connected) == ([BROKEN], False)
+    assert caplog.messages == []
+
+
 def test_interrupted_stream_is_replaced_without_an_error():
     user = User(Call("admit"), Call("admit"), Call()).start()
     until(lambda: user.stream.connected)

@@ -254,10 +254,12 @@ class ReconnectingStream:
                 call.cancel()
 
     def _lost(self, why: str) -> None:
+        over = self._user.over
         if self.connected:
             self.connected = False
             self._lost_at = time.monotonic()
-            if not self._last:
+            if not (over or self._last):
                 logger.warning("lost the coordinator at %s (%s); connecting again", self._endpoint, why)
-        self._outage.failed(why)
+        if not over:
+            self._outage.failed(why)
         self._changed.notify_all()

@@ -25,9 +25,9 @@ from muster.worker import (
     RefusedError,
     StoreTimeoutError,
     init_method,
+    store_stream,
 )
 from muster.worker import store as store_module
-from muster.worker import store_stream as store_line
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.transport import channel, fork_guard
 from tests.support.rich_status import rich_status
@@ -128,7 +128,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    for module in (store_module, store_line):
+    for module in (store_module, store_stream):
         monkeypatch.setattr(module, "time", time)
     return time
 
@@ -136,7 +136,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, time: Time) -> Stub:
     stub = Stub(time)
-    monkeypatch.setattr(store_line, "StoreServiceStub", lambda _: stub)
+    monkeypatch.setattr(store_stream, "StoreServiceStub", lambda _: stub)
     return stub
 
 

@@ -15,7 +15,7 @@ import pytest
 from lab.patience import PATIENCE
 from muster.client.replicas import Target
 from muster.v1 import store_pb2 as pb
-from muster.worker import store_stream as store_line
+from muster.worker import store_stream
 from muster.worker.store_stream import CALLS, CALLS_FOR, MAX_BYTES, NAMES, SOON, SPARE, StoreConnection
 from muster.worker.transport.channel import SharedChannel
 
@@ -89,7 +89,7 @@ class Stub:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     stub = Stub()
-    monkeypatch.setattr(store_line, "StoreServiceStub", lambda _: stub)
+    monkeypatch.setattr(store_stream, "StoreServiceStub", lambda _: stub)
     return stub
 
 

@@ -17,6 +17,7 @@ import grpc
 from muster.client.calls import search_on
 from muster.client.credentials import TokenPatience
 from muster.client.errors import EnvironmentValueError
+from muster.client.protocol import TTL_PINGS
 from muster.client.replicas import KEEPALIVE_MS, Search, replicas_of
 from muster.worker.transport.channel import open_channel
 from muster.worker.transport.first_answer import first_answer_expected
@@ -155,7 +156,7 @@ class ReconnectingStream:
             Whether to replace the present stream: with a slower keepalive it would notice its loss too late.
         """
         self._replicas.learn(addresses, keepalive_ms)
-        limit = keepalive_ms or session_ttl_ms // 3 or KEEPALIVE_MS
+        limit = keepalive_ms or session_ttl_ms // TTL_PINGS or KEEPALIVE_MS
         fastest = min(limit, self.search.target.keepalive_ms)
         if fastest >= self._keepalive_ms:
             return Heard.ANSWER

@@ -72,7 +72,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member(kind: object, name: str) -> Enum:
-    """Return a member of an enumeration: Python before 3.11.4 pickles members as calls of ``getattr``."""
+    """Return a member of an enumeration: Python 3.11.2 pickles members as calls of ``getattr``."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         member = kind.__members__.get(name)
         if isinstance(member, kind):

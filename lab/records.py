@@ -45,6 +45,7 @@ pids = st.integers(0, 2**31 - 1)
 seconds = st.floats(0, 1e7)
 
 dates = st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: micros / 1e6)
+moments = st.integers(0, 4 * 10**9).map(float)
 timeouts = st.integers(1, 2**40).map(lambda millis: millis / 1000)
 
 runs = st.builds(
@@ -53,7 +54,7 @@ runs = st.builds(
     numbers,
     st.none() | st.builds(Closed, texts, texts, dates),
     st.none() | st.integers(0, 4 * 10**9).map(float),
-    st.none() | st.builds(Stopped, numbers, texts, texts, dates, numbers),
+    st.none() | st.builds(Stopped, numbers, texts, texts, moments, numbers),
 )
 evictions = st.builds(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
 rounds = st.builds(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
@@ -123,7 +124,6 @@ decisions = st.builds(
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
 )
-moments = st.integers(0, 4 * 10**9).map(float)
 saves = st.builds(
     SaveRecord,
     names,

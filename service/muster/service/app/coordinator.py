@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 from prometheus_client.registry import Collector
 
+from muster.client.tracing import open_export
 from muster.service.address import Address
 from muster.service.app.context import AppContext
 from muster.service.app.ports import (
@@ -19,7 +20,7 @@ from muster.service.app.ports import (
     warn_if_open,
 )
 from muster.service.core.vocabulary.effects import StoredRecord
-from muster.service.driver import Driver
+from muster.service.driver import Driver, Observer
 from muster.service.insight.inspector import Inspector
 from muster.service.replica_list import Replicas, no_replicas
 from muster.service.rpc.codec import encode_session_message
@@ -31,6 +32,7 @@ from muster.service.telemetry.logs import EventLog
 from muster.service.telemetry.metrics import Metrics
 from muster.service.telemetry.observers import Observers
 from muster.service.telemetry.state_collector import Scrape, StateCollector
+from muster.service.telemetry.traces import Traces
 from muster.service.version import VERSION
 from muster.service.web.site import build_site
 
@@ -71,10 +73,17 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
     """
     config, security, metrics, stop = context.config, context.security, context.metrics, context.stop
     log = structlog.get_logger()
+    spans = open_export(
+        "muster-coordinator", VERSION, lambda reason: log.warning("traces.unavailable", reason=reason)
+    )
+    observers: list[Observer] = [EventLog(), metrics]
+    if spans is not None:
+        metrics.link_traces()
+        observers.append(Traces(spans, lambda: context.clock.now().wall))
     driver = Driver(
         engine,
         clock=context.clock,
-        observer=Observers(EventLog(), metrics),
+        observer=Observers(*observers),
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,
@@ -139,6 +148,8 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         raise
     finally:
         await driver.close()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
     log.info("stopped")
 
 

@@ -9,6 +9,11 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 """The variable that turns tracing on."""
 
 
+def is_wanted() -> bool:
+    """Return whether the environment turns tracing on."""
+    return bool(os.environ.get(ENDPOINT))
+
+
 def open_export(service: str, version: str, warn: Callable[[str], None]) -> SpanExport | None:
     """Open the export that the environment asks for.
 
@@ -20,7 +25,7 @@ def open_export(service: str, version: str, warn: Callable[[str], None]) -> Span
     Returns:
         The export; None if tracing is off or not possible. Then nothing of OpenTelemetry is imported.
     """
-    if not os.environ.get(ENDPOINT):
+    if not is_wanted():
         return None
     try:
         from muster.client.otlp import OtlpExporter

@@ -1,15 +1,16 @@
 """Traces of a real coordinator: at a real receiver, at a dead one, and at one that never answers."""
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from lab.processes.command import job
+from lab.processes.command import job, output
 from lab.processes.coordinator import Coordinator, free_port
 from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
-from muster.client.trace_ids import barrier_trace
+from muster.client.trace_ids import barrier_trace, trace_text
 from muster.client.tracing import ENDPOINT
 from tests.support.otlp_receiver import attributes, receiver
 
@@ -42,3 +43,14 @@ def test_barriers_are_decided_and_exit_is_bounded_when_nobody_takes_traces(tmp_p
             assert coordinator.stop() == 0
             # OpenTelemetry itself would wait for 10 s and more.
             assert time.monotonic() - began < FLUSH_SECONDS + CANCEL_SECONDS + 6
+
+
+def test_trace_command_draws_a_decided_and_an_open_barrier(tmp_path: Path):
+    with Coordinator(tmp_path, state="memory:") as coordinator, job(coordinator):
+        decided = output(coordinator.endpoint, "trace", "job1", "checkpoint", "0")
+        waiting = json.loads(output(coordinator.endpoint, "trace", "job1", "checkpoint", "1", "-o", "json"))
+    assert f"Trace:    {trace_text(barrier_trace('job1', 'checkpoint', 0))}\n" in decided
+    assert "ranks arrive  " in decided
+    assert waiting["trace_id"] == trace_text(barrier_trace("job1", "checkpoint", 1))
+    assert waiting["phases"][0]["name"] == "ranks arrive, so far"
+    assert waiting["barrier"]["arrived"] == 3

@@ -4,9 +4,11 @@ import json
 import os
 import time
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
+from lab.patience import PATIENCE
 from lab.processes.command import job, output
 from lab.processes.coordinator import Coordinator, free_port
 from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
@@ -22,6 +24,11 @@ def traced(folder: Path, endpoint: str) -> Coordinator:
 def test_receiver_gets_the_span_of_a_barrier(tmp_path: Path):
     with receiver() as received, traced(tmp_path, received.endpoint) as coordinator, job(coordinator):
         ((service, span),) = received.await_spans(bool)
+        address = f"http://127.0.0.1:{coordinator.http_port}/metrics"
+        request = Request(address, headers={"Accept": "application/openmetrics-text"})
+        with urlopen(request, timeout=PATIENCE) as response:
+            metrics = response.read().decode()
+    assert f'# {{trace_id="{span.trace_id.hex()}"}}' in metrics
     assert service == "muster-coordinator"
     assert span.trace_id == barrier_trace("job1", "checkpoint", 0).to_bytes(16, "big")
     assert attributes(span)["muster.run"] == "job1"

@@ -80,7 +80,7 @@ class Call:
     began_at: float = field(default_factory=time.monotonic)
     """When it was scheduled, on the monotonic clock."""
     decision: Decision | None = None
-    """Of the barrier that decided it."""
+    """The last one: it says whether the save is committed."""
 
     def number(self, idx: int) -> None:
         """Take a number."""

@@ -5,6 +5,7 @@ import time
 
 from muster.worker import environment
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.saves.local_barrier import LocalBarrier
 from muster.worker.saves.queue.calls import Call
 from muster.worker.saves.queue.save_spans import Rank, SaveSpans
 from muster.worker.transport.traces import span_export
@@ -19,9 +20,10 @@ class SaveTraces:
         barrier: its group belongs to the rank that saves.
     """
 
-    def __init__(self, barrier: GrpcBarrier) -> None:
-        # Now, because an import must not delay a save, and must not be amid when a child is forked.
-        self._export = span_export()
+    def __init__(self, barrier: GrpcBarrier | LocalBarrier) -> None:
+        # A job without a coordinator counts from 0 at every start: its traces would mix.
+        # Opened now, because an import must not delay a save, nor be under way when a child is forked.
+        self._export = None if isinstance(barrier, LocalBarrier) else span_export()
         self._rank = Rank(barrier.run_id, barrier.generation, barrier.rank, environment.host())
 
     def decided(self, call: Call) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import structlog
 from prometheus_client.registry import Collector
 
-from muster.client.tracing import open_export
 from muster.service.address import Address
 from muster.service.app.context import AppContext
 from muster.service.app.ports import (
@@ -73,13 +72,9 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
     """
     config, security, metrics, stop = context.config, context.security, context.metrics, context.stop
     log = structlog.get_logger()
-    spans = open_export(
-        "muster-coordinator", VERSION, lambda reason: log.warning("traces.unavailable", reason=reason)
-    )
     observers: list[Observer] = [EventLog(), metrics]
-    if spans is not None:
-        metrics.link_traces()
-        observers.append(Traces(spans, lambda: context.clock.now().wall))
+    if context.spans is not None:
+        observers.append(Traces(context.spans, lambda: context.clock.now().wall))
     driver = Driver(
         engine,
         clock=context.clock,
@@ -148,8 +143,6 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         raise
     finally:
         await driver.close()
-        if spans is not None:
-            await asyncio.to_thread(spans.close)
     log.info("stopped")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from muster.client.span_export import SpanExport
 from muster.service.clock import Clock, SystemClock
 from muster.service.config import Config
 from muster.service.security.context import SecurityContext
@@ -18,4 +19,6 @@ class AppContext:
     metrics: Metrics
     stop: asyncio.Event
     """Set when the process is to end."""
+    spans: SpanExport | None = None
+    """Takes the spans of what is decided; None if tracing is off."""
     clock: Clock = field(default_factory=SystemClock)

@@ -19,7 +19,7 @@ from muster.service.app.ports import (
     warn_if_open,
 )
 from muster.service.core.vocabulary.effects import StoredRecord
-from muster.service.driver import Driver
+from muster.service.driver import Driver, Observer
 from muster.service.insight.inspector import Inspector
 from muster.service.replica_list import Replicas, no_replicas
 from muster.service.rpc.codec import encode_session_message
@@ -31,6 +31,7 @@ from muster.service.telemetry.logs import EventLog
 from muster.service.telemetry.metrics import Metrics
 from muster.service.telemetry.observers import Observers
 from muster.service.telemetry.state_collector import Scrape, StateCollector
+from muster.service.telemetry.traces import Traces
 from muster.service.version import VERSION
 from muster.service.web.site import build_site
 
@@ -71,10 +72,13 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
     """
     config, security, metrics, stop = context.config, context.security, context.metrics, context.stop
     log = structlog.get_logger()
+    observers: list[Observer] = [EventLog(), metrics]
+    if context.spans is not None:
+        observers.append(Traces(context.spans, lambda: context.clock.now().wall))
     driver = Driver(
         engine,
         clock=context.clock,
-        observer=Observers(EventLog(), metrics),
+        observer=Observers(*observers),
         encode=encode_session_message,
         session_ttl=config.session_ttl,
         limits=config.limits,

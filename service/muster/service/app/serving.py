@@ -4,6 +4,9 @@ import asyncio
 import gc
 import signal
 
+import structlog
+
+from muster.client.tracing import open_export
 from muster.service.app import coordinator, replica
 from muster.service.app.context import AppContext
 from muster.service.app.ports import check_exposed, open_security
@@ -12,6 +15,7 @@ from muster.service.etcd.location import SCHEME
 from muster.service.rpc.server import METHODS
 from muster.service.storage.location import engine_for
 from muster.service.telemetry.metrics import Metrics
+from muster.service.version import VERSION
 
 GARBAGE_THRESHOLDS = (50_000, 10, 20)
 """For ``gc.set_threshold``. An arrival lives until its barrier is decided, and its reference count frees it.
@@ -33,20 +37,31 @@ async def serve(config: Config) -> None:
         insecure=config.insecure,
         use="anyone who reaches it, or is on the way, could release, abort and read barriers, or change keys",
     )
+    # Before the modules are frozen, and long before this replica leads: the import takes a moment.
+    log = structlog.get_logger()
+    spans = open_export(
+        "muster-coordinator", VERSION, lambda reason: log.warning("traces.unavailable", reason=reason)
+    )
     tune_garbage_collector()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    context = AppContext(config, open_security(config.security), Metrics(), stop)
+    context = AppContext(config, open_security(config.security), Metrics(), stop, spans)
     for method, kind in METHODS.items():
         context.metrics.expect(kind, method)
     if context.security.tls is not None:
         context.metrics.show_certificate_expiry(context.security.tls)
-    if config.state.startswith(SCHEME):
-        await replica.run(context)
-    else:
-        await coordinator.run(context, engine_for(config.state))
+    if spans is not None:
+        context.metrics.link_traces()
+    try:
+        if config.state.startswith(SCHEME):
+            await replica.run(context)
+        else:
+            await coordinator.run(context, engine_for(config.state))
+    finally:
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
 
 
 def tune_garbage_collector() -> None:

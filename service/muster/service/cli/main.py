@@ -21,6 +21,7 @@ from muster.service.cli.serving.settings import CONTEXT_SETTINGS
 from muster.service.cli.views import checkpoint, describe, get
 from muster.service.cli.views.stack import stack
 from muster.service.cli.views.top import top
+from muster.service.cli.views.trace import trace
 from muster.service.version import VERSION
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command()(evict)
 app.command()(forget)
 app.command()(top)
 app.command()(stack)
+app.command()(trace)
 app.command()(save)
 app.command()(doctor)
 app.command()(backup)

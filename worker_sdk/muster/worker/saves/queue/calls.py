@@ -1,8 +1,9 @@
 """What a queue knows of each of its saves."""
 
+import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from muster.worker.decision import Decision
@@ -76,6 +77,10 @@ class Call:
     written_at: float | None = None
     """When it heard that every rank has written."""
     decided_at: float | None = None
+    began_at: float = field(default_factory=time.monotonic)
+    """When it was scheduled, on the monotonic clock."""
+    decision: Decision | None = None
+    """The last one: it says whether the save is committed."""
 
     def number(self, idx: int) -> None:
         """Take a number."""

@@ -40,6 +40,7 @@ from muster.worker.saves.queue.ledger import (
     View,
     Wait,
 )
+from muster.worker.saves.queue.save_traces import SaveTraces
 from muster.worker.saves.queue.voter import Voter
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.writers.callers import AsyncCaller, ForkCaller, PersistentCaller
@@ -117,7 +118,8 @@ class AsyncCallsQueue:
         priority = Priority(cpu_priority, io_priority)
         self._caller = caller or (PersistentCaller(priority) if persistent else ForkCaller())
         self._on_saved = on_saved
-        voter = Voter(self._barrier, commits, timeout)
+        self._traces = SaveTraces(self._barrier)
+        voter = Voter(self._barrier, commits, timeout, self._traces)
         self._keeper = Keeper(Group.of(self._barrier), self._caller, voter)
         # An interrupt can hide in __del__, but not in this.
         self._keeper.watched = weakref.ref(self, self._keeper.putter(Forget()))
@@ -465,7 +467,8 @@ class AsyncCallsQueue:
         call: Call = outcome.save
         began = time.monotonic()
         call.request.execute_finalize_fns()
-        timings = call.timings(time.monotonic() - began)
+        ended = time.monotonic()
+        timings = call.timings(ended - began)
         logger.info(
             "%s is finalized: preload %.3f s, start %.3f s, write %.3f s, vote %.3f s, commit %.3f s, "
             "finalize %.3f s",
@@ -477,5 +480,6 @@ class AsyncCallsQueue:
             timings.commit,
             timings.finalize,
         )
+        self._traces.finalized(call, began, ended)
         if self._on_saved is not None:
             self._on_saved(timings)

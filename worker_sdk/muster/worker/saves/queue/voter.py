@@ -26,6 +26,7 @@ from muster.worker.saves.queue.ledger import (
     Vote,
     WriteEnded,
 )
+from muster.worker.saves.queue.save_traces import SaveTraces
 
 logger = logging.getLogger("muster.worker.saves.queue.queue")  # As users know it.
 
@@ -42,14 +43,18 @@ class Voter:
         barrier: decides the saves.
         commits: decides the commits.
         timeout: seconds for a write, and for the other ranks' writes after it.
+        traces: gets each save that is decided.
     """
 
-    def __init__(self, barrier: GrpcBarrier, commits: GrpcBarrier, timeout: float) -> None:
+    def __init__(
+        self, barrier: GrpcBarrier, commits: GrpcBarrier, timeout: float, traces: SaveTraces
+    ) -> None:
         self.orders: SimpleQueue[Order | None] = SimpleQueue()
         """None ends the thread."""
         self._barrier = barrier
         self._commits = commits
         self._timeout = timeout
+        self._traces = traces
         self._agreed = False
         """Whether a save was released. If so, all ranks make the same saves."""
 
@@ -105,7 +110,7 @@ class Voter:
     def _vote(self, call: Call, order: Vote) -> Event:
         error: MusterError | None
         try:
-            decision = self._decide(call, order)
+            decision = call.decision = self._decide(call, order)
             logger.info("%s is decided: %s", call.name, decision.message)
             error = None
             if not decision.released:
@@ -120,6 +125,7 @@ class Voter:
             logger.exception("%s cannot be decided", call.name)
             error = MusterError(f"{call.name} cannot be decided: {broken!r}")
         call.decided_at = time.monotonic()
+        self._traces.decided(call)
         return Decided(call, error)
 
     def _decide(self, call: Call, order: Vote) -> Decision:

@@ -1,0 +1,63 @@
+"""Traces of a real coordinator: at a real receiver, at a dead one, and at one that never answers."""
+
+import json
+import os
+import time
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from lab.patience import PATIENCE
+from lab.processes.command import job, output
+from lab.processes.coordinator import Coordinator, free_port
+from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
+from muster.client.trace_ids import barrier_trace, trace_text
+from muster.client.tracing import ENDPOINT
+from tests.support.otlp_receiver import attributes, receiver
+
+
+def traced(folder: Path, endpoint: str) -> Coordinator:
+    return Coordinator(folder, state="memory:", environment={**os.environ, ENDPOINT: endpoint})
+
+
+def test_receiver_gets_the_span_of_a_barrier(tmp_path: Path):
+    with receiver() as received, traced(tmp_path, received.endpoint) as coordinator, job(coordinator):
+        ((service, span),) = received.await_spans(bool)
+        address = f"http://127.0.0.1:{coordinator.http_port}/metrics"
+        request = Request(address, headers={"Accept": "application/openmetrics-text"})
+        with urlopen(request, timeout=PATIENCE) as response:
+            metrics = response.read().decode()
+    assert f'# {{trace_id="{span.trace_id.hex()}"}}' in metrics
+    assert service == "muster-coordinator"
+    assert span.trace_id == barrier_trace("job1", "checkpoint", 0).to_bytes(16, "big")
+    assert attributes(span)["muster.run"] == "job1"
+    assert [event.name for event in span.events] == ["last arrival", "decided"]
+    assert span.start_time_unix_nano <= span.events[0].time_unix_nano <= span.end_time_unix_nano
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_barriers_are_decided_and_exit_is_bounded_when_nobody_takes_traces(tmp_path: Path, blocks: bool):
+    with receiver(blocks=True) as received:
+        endpoint = received.endpoint if blocks else f"http://127.0.0.1:{free_port()}"
+        with traced(tmp_path, endpoint) as coordinator:
+            with job(coordinator) as running:  # The first barrier is decided.
+                if blocks:
+                    assert received.called.wait(30)
+                running.arrive(1, [3])
+                assert running.decision().sequence == 1
+            began = time.monotonic()
+            assert coordinator.stop() == 0
+            # OpenTelemetry itself would wait for 10 s and more.
+            assert time.monotonic() - began < FLUSH_SECONDS + CANCEL_SECONDS + 6
+
+
+def test_trace_command_draws_a_decided_and_an_open_barrier(tmp_path: Path):
+    with Coordinator(tmp_path, state="memory:") as coordinator, job(coordinator):
+        decided = output(coordinator.endpoint, "trace", "job1", "checkpoint", "0")
+        waiting = json.loads(output(coordinator.endpoint, "trace", "job1", "checkpoint", "1", "-o", "json"))
+    assert f"Trace:    {trace_text(barrier_trace('job1', 'checkpoint', 0))}\n" in decided
+    assert "ranks arrive  " in decided
+    assert waiting["trace_id"] == trace_text(barrier_trace("job1", "checkpoint", 1))
+    assert waiting["phases"][0]["name"] == "ranks arrive, so far"
+    assert waiting["barrier"]["arrived"] == 3

@@ -1,0 +1,84 @@
+"""Saves of real ranks with tracing on: one trace for each, and the same saves when nobody takes it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lab.patience import PATIENCE
+from lab.processes.coordinator import Coordinator, free_port
+from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
+from muster.client.trace_ids import barrier_trace
+from muster.client.tracing import ENDPOINT
+from tests.support.otlp_receiver import attributes, receiver
+
+ROOT = Path(__file__).resolve().parents[3]
+WORLD = 2
+SAVED = ["saved 1 [1]", "saved 2 [2]"]
+PHASES = ("save", "stage", "fork", "write", "vote", "commit", "finalize")
+
+
+def train(folder: Path, coordinator: Coordinator, environment: Mapping[str, str]) -> float:
+    """Run a job that saves twice, see that it does, and return how long its slowest exit took, in seconds."""
+    ranks = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.support.saves.traced_job"),
+                *(str(folder / "checkpoints"), str(rank), str(WORLD), str(folder / "meeting")),
+            ],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                **environment,
+                "MUSTER_ENDPOINT": coordinator.endpoint,
+                "MUSTER_RUN_ID": "job1",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    slowest = 0.0
+    for rank in ranks:
+        printed, _ = rank.communicate(timeout=PATIENCE)
+        *saves, ends = printed.splitlines()
+        assert (saves, rank.returncode) == (SAVED, 0)
+        slowest = max(slowest, time.time() - float(ends.split()[1]))
+    assert {one.name for one in (folder / "checkpoints").glob("step-*")} == {
+        "step-0000000001",
+        "step-0000000002",
+    }
+    return slowest
+
+
+def test_spans_of_all_ranks_and_the_coordinator_meet_in_the_saves_trace(tmp_path: Path):
+    with receiver() as received:
+        environment = {ENDPOINT: received.endpoint}
+        with Coordinator(tmp_path, environment={**os.environ, **environment}) as coordinator:
+            train(tmp_path, coordinator, environment)
+            assert coordinator.stop() == 0
+        spans = received.spans()
+    (prefix,) = {str(attributes(one)["muster.prefix"]) for _, one in spans if one.name == "save"}
+    for sequence in (0, 1):
+        trace = barrier_trace("job1", prefix, sequence).to_bytes(16, "big")
+        mine = [(service, one) for service, one in spans if one.trace_id == trace]
+        assert Counter(one.name for _, one in mine) == {"barrier": 1, **dict.fromkeys(PHASES, WORLD)}
+        assert {service for service, one in mine if one.name == "barrier"} == {"muster-coordinator"}
+        (root,) = (one for _, one in mine if one.name == "barrier")
+        saves = [one for _, one in mine if one.name == "save"]
+        assert {one.parent_span_id for one in saves} == {root.span_id}
+        assert {attributes(one)["muster.rank"] for one in saves} == {0, 1}
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_saves_and_exit_are_the_same_when_nobody_takes_traces(tmp_path: Path, blocks: bool):
+    with receiver(blocks=True) as received, Coordinator(tmp_path) as coordinator:
+        endpoint = received.endpoint if blocks else f"http://127.0.0.1:{free_port()}"
+        # OpenTelemetry itself would wait for 10 s and more.
+        assert train(tmp_path, coordinator, {ENDPOINT: endpoint}) < FLUSH_SECONDS + CANCEL_SECONDS + 6
+        assert received.called.is_set() == blocks

@@ -1,0 +1,78 @@
+"""The spans of barriers and rounds, without an exporter."""
+
+import re
+
+import pytest
+from prometheus_client.openmetrics.exposition import generate_latest
+
+from lab import records
+from muster.client.spans import Span
+from muster.client.trace_ids import barrier_trace, round_trace, trace_text
+from muster.service.core.vocabulary.effects import RoundRecord
+from muster.service.core.vocabulary.model import Decision, Outcome
+from muster.service.telemetry.metrics import Metrics
+from muster.service.telemetry.traces import Traces
+
+
+class KeptSpans:
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def add(self, span: Span) -> None:
+        self.spans.append(span)
+
+
+@pytest.fixture
+def spans() -> KeptSpans:
+    return KeptSpans()
+
+
+def made(spans: KeptSpans, decision: Decision, delivered_after: float = 0.5) -> Span:
+    Traces(spans, lambda: decision.decided_at + delivered_after).decided(decision)
+    (span,) = spans.spans
+    return span
+
+
+def test_barrier_is_one_span_from_first_arrival_to_delivery(spans: KeptSpans):
+    decision = records.decision(outcome=Outcome.RELEASED, wait=4.0, skew=3.0, last_arrival_rank=5)
+    span = made(spans, decision)
+    first = decision.decided_at - 4.0
+    assert span.trace == barrier_trace("job1", "checkpoint", 7)
+    assert (span.start, span.end) == (first, decision.decided_at + 0.5)
+    assert span.events == (("last arrival", first + 3.0), ("decided", decision.decided_at))
+    assert span.attributes["muster.last_arrival_rank"] == 5
+    assert span.failure == ""
+
+
+def test_barrier_that_failed_has_the_decisions_sentence(spans: KeptSpans):
+    decision = records.decision()
+    assert made(spans, decision).failure == decision.message
+
+
+def test_span_does_not_end_before_it_starts_when_the_clock_is_set_back(spans: KeptSpans):
+    decision = records.decision(wait=1.0)
+    assert made(spans, decision, delivered_after=-3600).end == decision.decided_at
+
+
+def test_round_is_one_span_from_first_join_to_completion(spans: KeptSpans):
+    Traces(spans, lambda: 0.0).round_completed(RoundRecord("job1", 3, 8, 1000.0, 2.5))
+    (span,) = spans.spans
+    assert span.trace == round_trace("job1", 3)
+    assert (span.start, span.end) == (997.5, 1000.0)
+    assert span.attributes["muster.nodes"] == 8
+
+
+def exemplars(metrics: Metrics) -> set[str]:
+    return set(re.findall(r'# \{trace_id="([0-9a-f]{32})"\}', generate_latest(metrics.registry).decode()))
+
+
+def test_histograms_name_traces_only_when_there_are_any(metrics: Metrics):
+    metrics.decided(records.decision())
+    assert exemplars(metrics) == set()
+    metrics.link_traces()
+    metrics.decided(records.decision())
+    metrics.round_completed(RoundRecord("job1", 3, 8, 1000.0, 2.5))
+    assert exemplars(metrics) == {
+        trace_text(barrier_trace("job1", "checkpoint", 7)),
+        trace_text(round_trace("job1", 3)),
+    }

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.utils import store as torch_store
 
@@ -12,6 +12,7 @@ from lab.patience import PATIENCE
 from muster.worker import exit_barrier
 from muster.worker.errors import ConnectError
 from muster.worker.exit_barrier import release_without
+from tests.support.expect import some
 
 
 def test_keys_are_those_of_torch():
@@ -21,10 +22,11 @@ def test_keys_are_those_of_torch():
 
 
 def test_barrier_is_released_when_all_remaining_nodes_wait():
-    store = HashStore()
+    whole = HashStore()
+    store = PrefixStore("round", whole)
     waits = threading.Thread(target=torch_store.barrier, args=(store, 3, exit_barrier.KEY, PATIENCE))
     waits.start()
-    release = threading.Thread(target=release_without, args=(1, 3, store))
+    release = threading.Thread(target=release_without, args=(1, 3, whole, "round", threading.Event()))
     release.start()
     torch_store.barrier(store, 3, exit_barrier.KEY, PATIENCE)
     waits.join(PATIENCE)
@@ -35,13 +37,25 @@ def test_barrier_is_released_when_all_remaining_nodes_wait():
 
 def test_barrier_is_not_released_while_a_remaining_node_works(monkeypatch: pytest.MonkeyPatch):
     store = HashStore()
-    store.add(exit_barrier.ARRIVED, 1)
+    store.add(f"round/{exit_barrier.ARRIVED}", 1)
     looks: list[float] = []
+
+    class Ended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            looks.append(some(timeout))
+            return False
+
     monkeypatch.setattr(time, "monotonic", lambda: len(looks) * exit_barrier.TIMEOUT / 3)
-    monkeypatch.setattr(time, "sleep", looks.append)
-    release_without(1, 3, store)
+    release_without(1, 3, store, "round", Ended())
     assert len(looks) >= 2
-    assert not store.check([exit_barrier.RELEASED])
+    assert not store.check([f"round/{exit_barrier.RELEASED}"])
+
+
+def test_agent_that_ends_looks_no_longer():
+    store, ended = HashStore(), threading.Event()
+    ended.set()
+    release_without(1, 3, store, "round", ended)
+    assert not store.check([f"round/{exit_barrier.RELEASED}"])
 
 
 def test_lost_coordinator_ends_the_attempt_to_release():
@@ -49,4 +63,4 @@ def test_lost_coordinator_ends_the_attempt_to_release():
         def add(self, key: str, amount: int) -> int:
             raise ConnectError("lost")
 
-    release_without(1, 3, Lost())
+    release_without(1, 3, Lost(), "round", threading.Event())

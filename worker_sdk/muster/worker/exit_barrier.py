@@ -4,9 +4,9 @@ A node that has gone never comes. When the run was stopped on request, the other
 """
 
 import logging
+import threading
 import time
-
-from torch.distributed import Store
+from typing import Protocol
 
 from muster.worker.errors import MusterError
 
@@ -24,20 +24,32 @@ TIMEOUT = 300.0
 """Seconds. torch's own wait ends then by default."""
 
 
-def release_without(gone: int, world_size: int, store: Store) -> None:
+class Keys(Protocol):
+    """The store over which the agents meet."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, and return it."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+
+
+def release_without(gone: int, world_size: int, store: Keys, prefix: str, ended: threading.Event) -> None:
     """Release the exit barrier once all remaining nodes wait at it.
 
     Args:
         gone: how many nodes have gone.
         world_size: the number of nodes of the round.
-        store: the store of the round, over which the agents meet.
+        store: the store over which the agents meet, and not one of torch: a thread in the C++ code of those aborts
+            the process if the interpreter ends meanwhile.
+        prefix: that of the round's keys.
+        ended: set when this agent waits no longer.
     """
     deadline = time.monotonic() + TIMEOUT
     try:
-        while store.add(ARRIVED, 0) < world_size - gone:
-            if time.monotonic() >= deadline:
+        while store.add(f"{prefix}/{ARRIVED}", 0) < world_size - gone:
+            if ended.wait(POLL_INTERVAL) or time.monotonic() >= deadline:
                 return
-            time.sleep(POLL_INTERVAL)
-        store.set(RELEASED, "")
+        store.set(f"{prefix}/{RELEASED}", "")
     except MusterError as error:
-        logger.warning("torch's exit barrier waits for %d nodes that have gone: %s", gone, error)
+        logger.info("torch's exit barrier may wait for %d nodes that have gone: %s", gone, error)

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -94,6 +95,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         stopped_exit_code: int = DEFAULT_STOPPED_EXIT_CODE,
     ) -> None:
         self.stopped_exit_code = stopped_exit_code
+        self._ended = threading.Event()
         self._close_timeout = close_timeout
         self._relay = start(config.endpoint) if relay else None
         if self._relay is not None:
@@ -102,7 +104,9 @@ class MusterRendezvousHandler(RendezvousHandler):
         """Workers connect to the same endpoint."""
         try:
             self._store = CoordinatorStore(config.endpoint, config.run_id)
-            self._membership = NodeMembership(config, partial(_node_gone, self._store, config.run_id))
+            self._membership = NodeMembership(
+                config, partial(_node_gone, self._store, config.run_id, self._ended)
+            )
         except BaseException:
             if self._relay is not None:
                 self._relay.stop()
@@ -267,6 +271,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         except RendezvousError:
             return False
         finally:
+            self._ended.set()
             self._membership.leave("the job is over")
             self._store.close()
             if self._relay is not None:
@@ -301,10 +306,11 @@ def _keys_of(run_id: str, round: int) -> str:
     return f"torch.rendezvous.{run_id}.{round}"
 
 
-def _node_gone(store: CoordinatorStore, run_id: str, place: Place, gone: int) -> None:
+def _node_gone(store: CoordinatorStore, run_id: str, ended: threading.Event, place: Place, gone: int) -> None:
     """Let the agents that remain of a stopped round end without those that have gone."""
-    keys = PrefixStore(_keys_of(run_id, place.round), store)
-    start_thread("torch's exit barrier", "muster-exit-barrier", release_without, gone, place.world_size, keys)
+    keys = _keys_of(run_id, place.round)
+    arguments = gone, place.world_size, store, keys, ended
+    start_thread("torch's exit barrier", "muster-exit-barrier", release_without, *arguments)
 
 
 def _exit_stopped(previous: Hook, kind: type[BaseException], error: BaseException, trace: Traceback) -> None:

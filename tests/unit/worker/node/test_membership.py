@@ -5,67 +5,22 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import replace
-from queue import Queue
 
 import grpc
 import pytest
 
 from lab.patience import PATIENCE, until
 from muster.client import replicas
-from muster.v1 import common_pb2, rendezvous_pb2_grpc
+from muster.v1 import common_pb2
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.node import membership as module
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
-from muster.worker.transport import first_answer, fork_guard, stream
+from muster.worker.transport import first_answer, fork_guard
 from tests.support.meeting import in_thread
 from tests.support.world.node_wire import BROKEN, Failed, Stream, Wire, refusal
-
-CONFIG = NodeConfig(
-    endpoint="there:1",
-    run_id="job",
-    address="node-0",
-    min_nodes=2,
-    max_nodes=4,
-    join_timeout=20,
-    last_call_timeout=0.5,
-    keep_alive_timeout=3,
-    connect_timeout=20,
-    call_timeout=1,
-)
-
-
-@pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
-    wire = Wire()
-    monkeypatch.setattr(module, "open_channel", lambda *_: wire)
-    monkeypatch.setattr(stream, "open_channel", lambda *_: wire)
-    monkeypatch.setattr(rendezvous_pb2_grpc, "RendezvousServiceStub", lambda channel: channel)
-    monkeypatch.setattr(replicas, "FIRST_BACKOFF", 0.001)
-    return wire
-
-
-@pytest.fixture
-def node(wire: Wire) -> Iterator[NodeMembership]:
-    node = NodeMembership(CONFIG)
-    yield node
-    wire.answer = None
-    node.leave("the test is over")
-
-
-def joining(node: NodeMembership) -> Future[object]:
-    return in_thread(node.join)
-
-
-def in_round(node: NodeMembership, wire: Wire) -> Stream:
-    place = joining(node)
-    stream = wire.stream().complete()
-    assert place.result(PATIENCE) == Place(0, 0, 2)
-    return stream
-
+from tests.unit.worker.node.joined_node import CONFIG, in_round, joining
 
 # ---------------------------------------------------------------------- joining
 
@@ -348,51 +303,6 @@ def test_closing_node_knows_that_the_run_is_closed(node: NodeMembership, wire: W
     wire.answer = BROKEN
     with pytest.raises(ConnectError):
         node.close("over", 1)
-
-
-# ---------------------------------------------------------------------- stopped runs
-
-STOPPED = common_pb2.Stopped(step=9, by="ann", reason="a drain")
-
-
-def test_node_of_a_stopped_round_hears_of_each_departure(wire: Wire):
-    heard: Queue[tuple[Place, int]] = Queue()
-    node = NodeMembership(CONFIG, lambda place, gone: heard.put((place, gone)))
-    stream = in_round(node, wire)
-    stream.push(stopped=pb.RoundStopped(stopped=STOPPED))
-    until(lambda: node.stopped)
-    stream.push(stopped=pb.RoundStopped(stopped=STOPPED, nodes_gone=1))
-    assert heard.get(timeout=PATIENCE) == (Place(0, 0, 2), 1)
-    assert heard.empty()
-    wire.answer = BROKEN
-    assert node.ask_stopped(1)
-    wire.answer = None
-    node.leave("the test is over")
-
-
-def test_refused_node_knows_that_the_run_was_stopped(node: NodeMembership, wire: Wire):
-    place = joining(node)
-    wire.stream().wait().fail(refusal("RUN_STOPPED"))
-    with pytest.raises(RefusedError):
-        place.result(PATIENCE)
-    assert node.stopped
-
-
-def test_closing_node_learns_that_the_run_was_stopped(node: NodeMembership, wire: Wire):
-    wire.answer = pb.CloseResponse(stopped=STOPPED)
-    node.close("over", 1)
-    assert node.stopped
-    assert node.closed is None
-
-
-def test_node_asks_whether_the_run_was_stopped(node: NodeMembership, wire: Wire):
-    assert not node.ask_stopped(1)
-    in_round(node, wire)
-    for rendezvous, stopped in ((pb.Rendezvous(), False), (pb.Rendezvous(stopped=STOPPED), True)):
-        wire.answer = pb.RendezvousServiceGetResponse(rendezvous=rendezvous)
-        assert node.ask_stopped(1) is stopped
-    wire.answer = BROKEN
-    assert not node.ask_stopped(1)
 
 
 # ---------------------------------------------------------------------- leaving

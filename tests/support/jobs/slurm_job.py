@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from muster.worker import Checkpointer, SavePoint
 
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.1
 NUMBERS = 1000
 STOPPED = 75
 """Exit code of a rank that is to be started again; torchrun's agents end with it by themselves."""

@@ -239,6 +239,7 @@ def test_generation_is_the_restart_count_of_the_slurm_job():
     # Several jobs may follow one another under such a name, and each begins to count at 0.
     assert environment.generation(None, restarted | {"MUSTER_RUN_ID": "own"}) == 0
     assert environment.generation(None, restarted, given_run_id="own") == 0
+    assert environment.generation(None, restarted, given_run_id="71") == 2
 
 
 def test_log_says_once_where_the_rank_comes_from(caplog: pytest.LogCaptureFixture):

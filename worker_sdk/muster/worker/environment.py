@@ -42,8 +42,10 @@ def run_id(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
     Raises:
         EnvironmentValueError: UTF-8 cannot encode it.
     """
-    value = given or _named_run(environ) or launchers.job(environ) or DEFAULT_RUN_ID
-    return text("run_id", value)
+    variables = ("MUSTER_RUN_ID", "TORCHELASTIC_RUN_ID")
+    named = given or next((environ[one] for one in variables if environ.get(one)), None)
+    job = launchers.slurm_job(environ) or environ.get(launchers.PMIX_JOB)
+    return text("run_id", named or job or DEFAULT_RUN_ID)
 
 
 def generation(
@@ -65,7 +67,7 @@ def generation(
     if given is not None:
         return _natural("generation", str(given))
     variables = ["MUSTER_ROUND", "TORCHELASTIC_RESTART_COUNT"]
-    if not given_run_id and not _named_run(environ):
+    if run_id(given_run_id, environ) == launchers.slurm_job(environ):
         variables.append(launchers.SLURM_RESTARTS)
     for variable in variables:
         if environ.get(variable):
@@ -99,10 +101,6 @@ def node_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """
     value = environ.get("GROUP_RANK")
     return _natural("GROUP_RANK", value) if value else None
-
-
-def _named_run(environ: Mapping[str, str]) -> str | None:
-    return environ.get("MUSTER_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID")
 
 
 def _placement(

@@ -29,6 +29,8 @@ SLURM = Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 OTHERS = (OPEN_MPI, PMI, SLURM)
 """The launchers other than torch's, in the order in which they count."""
 
+PMIX_JOB = "PMIX_NAMESPACE"
+"""The name of an MPI job, another one at each start."""
 SLURM_RESTARTS = "SLURM_RESTART_COUNT"
 """How often Slurm requeued the job. Slurm does not set it in the first life."""
 
@@ -43,8 +45,8 @@ def find(environ: Mapping[str, str]) -> Launcher | None:
     return next((one for one in OTHERS if environ.get(one.rank) and environ.get(one.world_size)), None)
 
 
-def job(environ: Mapping[str, str]) -> str:
-    """Return the name of the launcher's job, which a requeued job keeps; empty if there is no name."""
+def slurm_job(environ: Mapping[str, str]) -> str:
+    """Return the name of Slurm's job, which a requeued job keeps; empty outside Slurm."""
     if environ.get("SLURM_ARRAY_JOB_ID") and environ.get("SLURM_ARRAY_TASK_ID"):
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    return environ.get("SLURM_JOB_ID") or environ.get("PMIX_NAMESPACE") or ""
+    return environ.get("SLURM_JOB_ID", "")

@@ -54,6 +54,7 @@ class Slurm:
         assert len(str(folder / "munge.sock")) < MAX_SOCKET_PATH, f"{folder} is too long for a socket in it"
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        self._user = pwd.getpwuid(os.getuid()).pw_name
         self._cpus = cpus
         self._grace = grace
         self._processes: list[subprocess.Popen[Any]] = []
@@ -67,23 +68,11 @@ class Slurm:
         """Environment of commands, and so of jobs."""
 
     def __enter__(self) -> "Slurm":
-        self._write_files()
-        munge = self.folder / "munge"
-        self._start(
-            "munged",
-            *(
-                "--foreground",
-                "--force",
-                f"--socket={self.folder / 'munge.sock'}",
-                f"--key-file={munge / 'key'}",
-            ),
-            *(f"--seed-file={munge / 'seed'}", f"--pid-file={munge / 'pid'}", f"--log-file={munge / 'log'}"),
-        )
-        until((self.folder / "munge.sock").exists, self.logs)
-        self._start("slurmctld", "-D")
-        for node in self.nodes:
-            self._start("slurmd", "-D", "-N", node, "-d", program("slurmstepd"), log=f"slurmd-{node}")
-        until(lambda: self.idle() == self.nodes, self.logs)
+        try:
+            self._begin()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -92,13 +81,11 @@ class Slurm:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._processes:
-            self.call("scancel", f"--user={pwd.getpwuid(os.getuid()).pw_name}")
+        try:
+            self.call("scancel", f"--user={self._user}")
             until(lambda: not self.call("squeue", "--noheader"), self.logs)
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in self._processes:
-            process.wait(PATIENCE)
+        finally:
+            self._end()
 
     def call(self, command: str, *arguments: str, extra: Mapping[str, str] | None = None) -> str:
         """Run a command of Slurm.
@@ -106,15 +93,7 @@ class Slurm:
         Returns:
             Its standard output, without white space at the ends.
         """
-        done = subprocess.run(
-            [program(command), *arguments],
-            env={**self.environment, **(extra or {})},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = self._run(command, *arguments, extra=extra)
         assert done.returncode == 0, f"{command} {arguments}: {done.stderr}\n{self.logs()}"
         return done.stdout.strip()
 
@@ -143,16 +122,45 @@ class Slurm:
         path = self.folder / f"job-{number}.log"
         return path.read_text() if path.exists() else ""
 
-    def idle(self) -> list[str]:
-        """Return the nodes that run nothing and take jobs."""
-        return self.call(
-            "sinfo", "--noheader", "--Node", "--states=idle", "--partition=low", "--format=%N"
-        ).split()
-
     def logs(self) -> str:
         """Return the ends of its logs, for a test that fails."""
         return "\n".join(
             f"{path.name}: {path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def _begin(self) -> None:
+        self._write_files()
+        socket_path, munge = self.folder / "munge.sock", self.folder / "munge"
+        files = {"key-file": "key", "seed-file": "seed", "pid-file": "pid", "log-file": "log"}
+        options = [f"--{option}={munge / name}" for option, name in files.items()]
+        self._start("munged", "--foreground", "--force", f"--socket={socket_path}", *options)
+        until(socket_path.exists, self.logs)
+        self._start("slurmctld", "-D")
+        for node in self.nodes:
+            self._start("slurmd", "-D", "-N", node, "-d", program("slurmstepd"), log=f"slurmd-{node}")
+        until(lambda: self._idle() == set(self.nodes), self.logs)
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(PATIENCE)
+
+    def _idle(self) -> set[str]:
+        """The nodes that take jobs; none before the controller answers."""
+        return set(self._run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").stdout.split())
+
+    def _run(
+        self, command: str, *arguments: str, extra: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [program(command), *arguments],
+            env={**self.environment, **(extra or {})},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
 
     def _start(self, name: str, *arguments: str, log: str = "") -> None:
@@ -176,15 +184,15 @@ class Slurm:
         (self.folder / "slurm.conf").write_text(self._config())
 
     def _config(self) -> str:
-        user, host = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname()
+        host = socket.gethostname()
         plugins = FETCHED / LIBRARIES / "slurm-wlm"
         names = ",".join(self.nodes)
         lines = [
             "ClusterName=test",
             f"SlurmctldHost={host}(127.0.0.1)",
             f"SlurmctldPort={free_port()}",
-            f"SlurmUser={user}",
-            f"SlurmdUser={user}",
+            f"SlurmUser={self._user}",
+            f"SlurmdUser={self._user}",
             f"AuthInfo=socket={self.folder / 'munge.sock'},cred_expire={CRED_EXPIRE}",
             f"StateSaveLocation={self.folder / 'state'}",
             f"SlurmdSpoolDir={self.folder}/spool-%n",

@@ -95,8 +95,22 @@ def told_by(folder: Path, rank: int, what: str) -> list[int]:
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
     """A cluster for all tests; its sockets need a short path."""
-    with tempfile.TemporaryDirectory(prefix="muster-slurm-") as folder, Slurm(Path(folder), NODES) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="muster-slurm-") as folder,
+        Slurm(Path(folder), NODES, grace=0) as cluster,
+    ):
         yield cluster
+
+
+def test_preempted_job_is_requeued_and_goes_on(slurm: Slurm, coordinator: Coordinator, tmp_path: Path):
+    job = Job(slurm, tmp_path, "torchrun.sbatch", MUSTER_ENDPOINT=coordinator.endpoint)
+    assert job.began(0) == [0, 0]
+    place = ["--partition=high", "--exclusive", "--nodes=2", f"--nodelist={','.join(job.nodes)}"]
+    urgent = slurm.call("sbatch", "--parsable", *place, "--wrap=true")
+    job.requeued()
+    assert job.began(1) == [job.saved()] * RANKS
+    assert slurm.job(int(urgent))["JobState"] == "COMPLETED"
+    job.finish()
 
 
 def test_cancelled_job_saves_by_its_own_coordinator(slurm: Slurm, tmp_path: Path):

@@ -66,15 +66,21 @@ def _play(program: Callable[[], None]) -> NoReturn:
     """Run a program, and end as Python does; how, the last handler of the exit is to know."""
     global _status
     try:
-        program()
+        _call(program)
     except SystemExit as end:
         _status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
-    except Exception:
-        _status = 1
-        raise
     _status = 0
     sys.exit()
+
+
+def _call(program: Callable[[], None]) -> None:
+    try:
+        program()
+    except Exception as error:
+        # The hook may raise SystemExit, whose code Python takes.
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
 
 
 _status: int | None = None

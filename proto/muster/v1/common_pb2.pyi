@@ -210,6 +210,45 @@ class Closed(google.protobuf.message.Message):
 global___Closed = Closed
 
 @typing.final
+class Stopped(google.protobuf.message.Message):
+    """Stopped says how a generation of a run ended: all ranks saved at one step, since somebody asked them to save and stop. The run can
+    be started again under its id, and resumes from that step.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    STOPPED_AT_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The step at which all ranks saved."""
+    by: builtins.str
+    """The author of the request, for people."""
+    reason: builtins.str
+    """Why, for people."""
+    generation: builtins.int
+    """The generation that it ended."""
+    @property
+    def stopped_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When all ranks had saved, on the coordinator's wall clock."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        by: builtins.str = ...,
+        reason: builtins.str = ...,
+        stopped_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        generation: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["stopped_at", b"stopped_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "generation", b"generation", "reason", b"reason", "step", b"step", "stopped_at", b"stopped_at"]) -> None: ...
+
+global___Stopped = Stopped
+
+@typing.final
 class BarrierName(google.protobuf.message.Message):
     """BarrierName names one barrier within a run."""
 

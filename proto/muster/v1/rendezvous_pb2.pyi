@@ -156,6 +156,7 @@ class JoinResponse(google.protobuf.message.Message):
     NODES_WAITING_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     REPLICAS_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     @property
     def standing(self) -> global___Standing:
         """The join was taken in; how the node stands, now and whenever that changes."""
@@ -176,6 +177,10 @@ class JoinResponse(google.protobuf.message.Message):
     def replicas(self) -> global___Replicas:
         """Who else may lead; the first message, and only of a coordinator that has replicas."""
 
+    @property
+    def stopped(self) -> global___RoundStopped:
+        """The run was stopped, to be resumed later."""
+
     def __init__(
         self,
         *,
@@ -184,12 +189,38 @@ class JoinResponse(google.protobuf.message.Message):
         nodes_waiting: global___NodesWaiting | None = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
         replicas: global___Replicas | None = ...,
+        stopped: global___RoundStopped | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "replicas", b"replicas", "round_complete", b"round_complete", "standing", b"standing"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "replicas", b"replicas", "round_complete", b"round_complete", "standing", b"standing"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["standing", "round_complete", "nodes_waiting", "closed", "replicas"] | None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "replicas", b"replicas", "round_complete", b"round_complete", "standing", b"standing", "stopped", b"stopped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "message", b"message", "nodes_waiting", b"nodes_waiting", "replicas", b"replicas", "round_complete", b"round_complete", "standing", b"standing", "stopped", b"stopped"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["standing", "round_complete", "nodes_waiting", "closed", "replicas", "stopped"] | None: ...
 
 global___JoinResponse = JoinResponse
+
+@typing.final
+class RoundStopped(google.protobuf.message.Message):
+    """RoundStopped tells the nodes of a round that their run was stopped. It comes again whenever one of them has gone."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STOPPED_FIELD_NUMBER: builtins.int
+    NODES_GONE_FIELD_NUMBER: builtins.int
+    nodes_gone: builtins.int
+    """How many nodes of the round have gone since it was complete."""
+    @property
+    def stopped(self) -> muster.v1.common_pb2.Stopped:
+        """How the run was stopped."""
+
+    def __init__(
+        self,
+        *,
+        stopped: muster.v1.common_pb2.Stopped | None = ...,
+        nodes_gone: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["stopped", b"stopped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["nodes_gone", b"nodes_gone", "stopped", b"stopped"]) -> None: ...
+
+global___RoundStopped = RoundStopped
 
 @typing.final
 class Replicas(google.protobuf.message.Message):
@@ -343,6 +374,7 @@ class CloseRequest(google.protobuf.message.Message):
     ABORT_BARRIERS_FIELD_NUMBER: builtins.int
     DRY_RUN_FIELD_NUMBER: builtins.int
     CREATE_FIELD_NUMBER: builtins.int
+    UNLESS_STOPPED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     by: builtins.str
@@ -355,6 +387,8 @@ class CloseRequest(google.protobuf.message.Message):
     """Change nothing; say who would be affected."""
     create: builtins.bool
     """Begin the run if there is none, so that nobody can join it later."""
+    unless_stopped: builtins.bool
+    """Close nothing if the run was stopped, because it is to be resumed."""
     def __init__(
         self,
         *,
@@ -364,8 +398,9 @@ class CloseRequest(google.protobuf.message.Message):
         abort_barriers: builtins.bool = ...,
         dry_run: builtins.bool = ...,
         create: builtins.bool = ...,
+        unless_stopped: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["abort_barriers", b"abort_barriers", "by", b"by", "create", b"create", "dry_run", b"dry_run", "reason", b"reason", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["abort_barriers", b"abort_barriers", "by", b"by", "create", b"create", "dry_run", b"dry_run", "reason", b"reason", "run_id", b"run_id", "unless_stopped", b"unless_stopped"]) -> None: ...
 
 global___CloseRequest = CloseRequest
 
@@ -381,6 +416,7 @@ class CloseResponse(google.protobuf.message.Message):
     NODES_IN_ROUND_FIELD_NUMBER: builtins.int
     CONNECTED_PROCESSES_FIELD_NUMBER: builtins.int
     OPEN_BARRIERS_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     was_closed: builtins.bool
     """Whether it had been closed before."""
     nodes_in_round: builtins.int
@@ -399,6 +435,10 @@ class CloseResponse(google.protobuf.message.Message):
     def open_barriers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[muster.v1.common_pb2.BarrierName]:
         """The open barriers: aborted if that was asked for, else they go on."""
 
+    @property
+    def stopped(self) -> muster.v1.common_pb2.Stopped:
+        """How the run was stopped, so that it was not closed (CloseRequest.unless_stopped)."""
+
     def __init__(
         self,
         *,
@@ -408,9 +448,10 @@ class CloseResponse(google.protobuf.message.Message):
         nodes_in_round: builtins.int = ...,
         connected_processes: builtins.int = ...,
         open_barriers: collections.abc.Iterable[muster.v1.common_pb2.BarrierName] | None = ...,
+        stopped: muster.v1.common_pb2.Stopped | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "connected_processes", b"connected_processes", "nodes_in_round", b"nodes_in_round", "open_barriers", b"open_barriers", "waiting_nodes", b"waiting_nodes", "was_closed", b"was_closed"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "stopped", b"stopped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "connected_processes", b"connected_processes", "nodes_in_round", b"nodes_in_round", "open_barriers", b"open_barriers", "stopped", b"stopped", "waiting_nodes", b"waiting_nodes", "was_closed", b"was_closed"]) -> None: ...
 
 global___CloseResponse = CloseResponse
 
@@ -534,6 +575,7 @@ class Rendezvous(google.protobuf.message.Message):
     ROUNDS_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     round: builtins.int
@@ -562,6 +604,10 @@ class Rendezvous(google.protobuf.message.Message):
     def closed(self) -> muster.v1.common_pb2.Closed:
         """How the run was closed; unset while it is open."""
 
+    @property
+    def stopped(self) -> muster.v1.common_pb2.Stopped:
+        """How the run was stopped; unset while it runs."""
+
     def __init__(
         self,
         *,
@@ -575,9 +621,10 @@ class Rendezvous(google.protobuf.message.Message):
         rounds: collections.abc.Iterable[global___Round] | None = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
         message: builtins.str = ...,
+        stopped: muster.v1.common_pb2.Stopped | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "complete", b"complete", "departed", b"departed", "max_nodes", b"max_nodes", "message", b"message", "min_nodes", b"min_nodes", "nodes", b"nodes", "round", b"round", "rounds", b"rounds", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "stopped", b"stopped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "complete", b"complete", "departed", b"departed", "max_nodes", b"max_nodes", "message", b"message", "min_nodes", b"min_nodes", "nodes", b"nodes", "round", b"round", "rounds", b"rounds", "run_id", b"run_id", "stopped", b"stopped"]) -> None: ...
 
 global___Rendezvous = Rendezvous
 

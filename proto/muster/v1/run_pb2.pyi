@@ -37,6 +37,8 @@ class _SaveStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """All have said that they are done."""
     SAVE_STATE_WITHDRAWN: _SaveState.ValueType  # 4
     """It was withdrawn."""
+    SAVE_STATE_LAPSED: _SaveState.ValueType  # 5
+    """Its generation ended before all ranks had saved, and it was for that generation only."""
 
 class SaveState(_SaveState, metaclass=_SaveStateEnumTypeWrapper):
     """SaveState says how far a save has come that was asked for."""
@@ -51,6 +53,8 @@ SAVE_STATE_DONE: SaveState.ValueType  # 3
 """All have said that they are done."""
 SAVE_STATE_WITHDRAWN: SaveState.ValueType  # 4
 """It was withdrawn."""
+SAVE_STATE_LAPSED: SaveState.ValueType  # 5
+"""Its generation ended before all ranks had saved, and it was for that generation only."""
 global___SaveState = SaveState
 
 @typing.final
@@ -76,6 +80,7 @@ class Run(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     SAVE_FIELD_NUMBER: builtins.int
     CHECKPOINTS_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its id."""
     generation: builtins.int
@@ -118,6 +123,10 @@ class Run(google.protobuf.message.Message):
     def checkpoints(self) -> global___Checkpoints:
         """Its saves, as its ranks reported them; unset if they reported none."""
 
+    @property
+    def stopped(self) -> muster.v1.common_pb2.Stopped:
+        """How its last generation was stopped; unset while it runs, and if no one stopped it."""
+
     def __init__(
         self,
         *,
@@ -138,9 +147,10 @@ class Run(google.protobuf.message.Message):
         steps: global___RunSteps | None = ...,
         save: global___Save | None = ...,
         checkpoints: global___Checkpoints | None = ...,
+        stopped: muster.v1.common_pb2.Stopped | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_round", b"_round", "checkpoints", b"checkpoints", "closed", b"closed", "round", b"round", "save", b"save", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_round", b"_round", "checkpoints", b"checkpoints", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "save", b"save", "steps", b"steps", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "checkpoints", b"checkpoints", "closed", b"closed", "round", b"round", "save", b"save", "steps", b"steps", "stopped", b"stopped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "checkpoints", b"checkpoints", "closed", b"closed", "connected", b"connected", "decided_barriers", b"decided_barriers", "forgotten", b"forgotten", "generation", b"generation", "groups", b"groups", "members", b"members", "nodes", b"nodes", "nodes_waiting", b"nodes_waiting", "open_barriers", b"open_barriers", "round", b"round", "run_id", b"run_id", "save", b"save", "steps", b"steps", "stopped", b"stopped", "store_bytes", b"store_bytes", "store_keys", b"store_keys"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
 
 global___Run = Run
@@ -308,6 +318,8 @@ class Save(google.protobuf.message.Message):
     ASKED_AT_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     ENDED_AT_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    ACROSS_GENERATIONS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Counts the requests of the run, from 1."""
     state: global___SaveState.ValueType
@@ -320,13 +332,17 @@ class Save(google.protobuf.message.Message):
     """Why, for people."""
     step: builtins.int
     """The step that the ranks agreed on; unset while they have not."""
+    generation: builtins.int
+    """The generation in which it was made."""
+    across_generations: builtins.bool
+    """Whether a request that ends training stays in force when a newer generation starts."""
     @property
     def asked_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When."""
 
     @property
     def ended_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was done, or withdrawn; unset while it stands."""
+        """When it was done, was withdrawn, or lapsed; unset while it stands."""
 
     def __init__(
         self,
@@ -339,9 +355,11 @@ class Save(google.protobuf.message.Message):
         asked_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         step: builtins.int | None = ...,
         ended_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        generation: builtins.int = ...,
+        across_generations: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_step", b"_step", "asked_at", b"asked_at", "ended_at", b"ended_at", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_step", b"_step", "asked_at", b"asked_at", "by", b"by", "ended_at", b"ended_at", "number", b"number", "reason", b"reason", "state", b"state", "step", b"step", "stop", b"stop"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_step", b"_step", "across_generations", b"across_generations", "asked_at", b"asked_at", "by", b"by", "ended_at", b"ended_at", "generation", b"generation", "number", b"number", "reason", b"reason", "state", b"state", "step", b"step", "stop", b"stop"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
 
 global___Save = Save
@@ -536,6 +554,7 @@ class RequestSaveRequest(google.protobuf.message.Message):
     BY_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     KNOWN_NUMBER_FIELD_NUMBER: builtins.int
+    ACROSS_GENERATIONS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     stop: builtins.bool
@@ -548,6 +567,10 @@ class RequestSaveRequest(google.protobuf.message.Message):
     """The newest request that the caller had heard of when it wanted this one; 0: none. A newer one is the same, also if it is
     done. Unset: what is done is asked for again.
     """
+    across_generations: builtins.bool
+    """Keep a request with stop in force when a newer generation starts, such as a restart of the job. Otherwise the request lapses
+    with its generation.
+    """
     def __init__(
         self,
         *,
@@ -556,9 +579,10 @@ class RequestSaveRequest(google.protobuf.message.Message):
         by: builtins.str = ...,
         reason: builtins.str = ...,
         known_number: builtins.int | None = ...,
+        across_generations: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_known_number", b"_known_number", "known_number", b"known_number"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_known_number", b"_known_number", "by", b"by", "known_number", b"known_number", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_known_number", b"_known_number", "across_generations", b"across_generations", "by", b"by", "known_number", b"known_number", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_known_number", b"_known_number"]) -> typing.Literal["known_number"] | None: ...
 
 global___RequestSaveRequest = RequestSaveRequest

@@ -26,6 +26,7 @@ class RunRecord(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     ACTIVE_AT_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     generation: builtins.int
@@ -38,6 +39,10 @@ class RunRecord(google.protobuf.message.Message):
     def active_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """About when it was last used."""
 
+    @property
+    def stopped(self) -> muster.v1.common_pb2.Stopped:
+        """How a generation was stopped. It counts until a newer one starts."""
+
     def __init__(
         self,
         *,
@@ -45,9 +50,10 @@ class RunRecord(google.protobuf.message.Message):
         generation: builtins.int = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
         active_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        stopped: muster.v1.common_pb2.Stopped | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "stopped", b"stopped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "generation", b"generation", "run_id", b"run_id", "stopped", b"stopped"]) -> None: ...
 
 global___RunRecord = RunRecord
 

@@ -24,6 +24,7 @@ from muster.service.core.vocabulary.model import (
     Save,
     SaveState,
     SlowestWrite,
+    Stopped,
 )
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2, state_pb2
 from muster.v1 import common_pb2 as pb
@@ -123,6 +124,23 @@ def closed_to_pb(closed: Closed) -> pb.Closed:
     return pb.Closed(by=closed.by, reason=closed.reason, closed_at=timestamp_to_pb(closed.at))
 
 
+def stopped_to_pb(stopped: Stopped) -> pb.Stopped:
+    """Convert how a run was stopped."""
+    return pb.Stopped(
+        step=stopped.step,
+        by=stopped.by,
+        reason=stopped.reason,
+        stopped_at=timestamp_to_pb(stopped.at),
+        generation=stopped.generation,
+    )
+
+
+def stopped_from_pb(message: pb.Stopped) -> Stopped:
+    """Convert a message to how a run was stopped."""
+    at = timestamp_from_pb(message.stopped_at)
+    return Stopped(message.step, message.by, message.reason, at, message.generation)
+
+
 def closed_from_pb(message: pb.Closed) -> Closed:
     """Convert a message to the record of a run's closing."""
     return Closed(message.by, message.reason, timestamp_from_pb(message.closed_at))
@@ -204,6 +222,7 @@ def run_to_pb(view: views.RunView) -> run_pb2.Run:
         store_keys=view.store_keys,
         store_bytes=view.store_bytes,
         closed=closed_to_pb(view.closed) if view.closed is not None else None,
+        stopped=stopped_to_pb(view.stopped) if view.stopped is not None else None,
         steps=steps_to_pb(view.steps) if view.steps is not None else None,
         save=save_to_pb(view.save) if view.save is not None else None,
         checkpoints=checkpoints_to_pb(view.checkpoints) if view.checkpoints is not None else None,
@@ -221,6 +240,8 @@ def save_to_pb(save: Save) -> run_pb2.Save:
         asked_at=timestamp_to_pb(save.asked_at),
         step=save.step,
         ended_at=timestamp_to_pb(save.ended_at) if save.ended_at is not None else None,
+        generation=save.generation,
+        across_generations=save.across_generations,
     )
 
 
@@ -241,6 +262,8 @@ def save_from_pb(message: run_pb2.Save, since: int) -> Save:
         since=since,
         step=message.step if message.HasField("step") else None,
         ended_at=timestamp_from_pb(message.ended_at) if message.HasField("ended_at") else None,
+        generation=message.generation,
+        across_generations=message.across_generations,
     )
 
 
@@ -353,6 +376,7 @@ def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
             for one in view.rounds
         ],
         closed=closed_to_pb(view.closed) if view.closed is not None else None,
+        stopped=stopped_to_pb(view.stopped) if view.stopped is not None else None,
         message=view.message,
     )
 

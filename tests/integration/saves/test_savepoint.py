@@ -1,8 +1,10 @@
 """Jobs that are told to end while they train: all ranks save at one step, and go on from there."""
 
+import json
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,19 +26,30 @@ def muster(coordinator: Coordinator, *arguments: str) -> subprocess.CompletedPro
     return fork_client.run(command, timeout=2 * PATIENCE)
 
 
+STOPPED = 75
+"""The exit code of agents of a stopped run."""
+
+
+def runs(coordinator: Coordinator) -> dict[str, Any]:
+    """The run, as ``muster get runs`` shows it."""
+    (run,) = json.loads(muster(coordinator, "get", "runs", "-o", "json").stdout)["runs"]
+    return dict(run)
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["", "the coordinator is killed meanwhile"])
-def test_a_signal_to_one_agent_saves_all_ranks_at_one_step(tmp_path: Path, killed: bool):
+def test_stopped_job_exits_with_75_and_resumes_under_its_run_id(tmp_path: Path, killed: bool):
     with Coordinator(tmp_path) as coordinator:
-        with job(coordinator.endpoint, tmp_path, RANKS) as (first, *_):
+        with job(coordinator.endpoint, tmp_path, RANKS) as agents:
             until(lambda: len(steps(tmp_path, "began")) == RANKS, (tmp_path / "agents.log").read_text)
             if killed:
                 coordinator.kill()
-            first.send_signal(signal.SIGTERM)
+            agents[0].send_signal(signal.SIGTERM)
             if killed:
                 coordinator.start()
-            # The other agents wait for the first one: torch's exit barrier lasts for 300 s.
             until(lambda: coordinator.log("save.done"), lambda: (tmp_path / "agents.log").read_text())
-            assert first.wait(PATIENCE) != 0
+            # torch's exit barrier would wait for 300 s for the agent that the signal has ended.
+            codes = [agent.wait(PATIENCE) for agent in agents]
+            assert codes == [STOPPED] * RANKS, (tmp_path / "agents.log").read_text()
         saved = steps(tmp_path, "saved")
         assert len(saved) == RANKS
         assert len(set(saved)) == 1
@@ -45,15 +58,23 @@ def test_a_signal_to_one_agent_saves_all_ranks_at_one_step(tmp_path: Path, kille
         assert last.step == saved[0]
         (done,) = coordinator.logged("save.done")
         assert f"was done by all ranks at step {saved[0]}" in done["reason"]
+        assert coordinator.logged("run.stopped")
+        assert not coordinator.log("run.closed")
+        assert runs(coordinator)["stopped"]["step"] == str(saved[0])
+        assert " STOPPED " in muster(coordinator, "get", "runs").stdout
+        assert "Stopped at step" in coordinator.get("/runs/job")[1]
+        # A late request, such as that of a batch script, does not concern the next life of the job.
+        late = muster(coordinator, "save", "job", "--stop", f"--wait={PATIENCE}")
+        assert "done by all ranks" in late.stdout
 
-        # Another run of it goes on from there, and is asked from outside.
-        with job(coordinator.endpoint, tmp_path, RANKS, run="again") as agents:
+        with job(coordinator.endpoint, tmp_path, RANKS) as agents:
             until(lambda: len(steps(tmp_path, "began")) == 2 * RANKS, (tmp_path / "agents.log").read_text)
             assert steps(tmp_path, "began").count(saved[0]) == RANKS
-            result = muster(coordinator, "save", "again", "--stop", f"--wait={PATIENCE}", "--reason=a drain")
+            assert "stopped" not in runs(coordinator)
+            result = muster(coordinator, "save", "job", "--stop", f"--wait={PATIENCE}", "--reason=a drain")
             assert result.returncode == 0, result.stderr
             assert "done by all ranks" in result.stdout
-            assert [agent.wait(PATIENCE) for agent in agents] == [0] * RANKS
+            assert [agent.wait(PATIENCE) for agent in agents] == [STOPPED] * RANKS
         assert len(set(steps(tmp_path, "saved"))) == 2
 
 

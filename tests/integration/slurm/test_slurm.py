@@ -18,8 +18,8 @@ SCRIPTS = ROOT / "deploy" / "slurm"
 PROGRAM = ROOT / "tests" / "support" / "jobs" / "slurm_job.py"
 RANKS = 2
 """Ranks of a job, one on each of its nodes."""
-NODES = 3
-"""Two for each job in turn, and one to spare."""
+NODES = 5
+"""Two for the job that waits for its time limit, two for each other job in turn, and one to spare."""
 
 
 class Job:
@@ -95,11 +95,22 @@ def told_by(folder: Path, rank: int, what: str) -> list[int]:
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
     """A cluster for all tests; its sockets need a short path."""
-    with (
-        tempfile.TemporaryDirectory(prefix="muster-slurm-") as folder,
-        Slurm(Path(folder), NODES, grace=0) as cluster,
-    ):
+    with tempfile.TemporaryDirectory(prefix="muster-slurm-") as folder, Slurm(Path(folder), NODES) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job with a coordinator of its own, whose time limit is near.
+
+    Slurm looks at time limits every 30 s, so the job waits for it while the first test runs.
+    """
+    own = {"MUSTER_ENDPOINT": "", "COORDINATOR_PORT": str(free_port())}
+    job = Job(slurm, tmp_path_factory.mktemp("limited"), "torchrun.sbatch", **own)
+    job.began(0)
+    # Held, it does not start its next life before its test lets it.
+    slurm.call("scontrol", "update", f"JobId={job.id}", "TimeLimit=2", "Priority=0")
+    return job
 
 
 def test_preempted_job_is_requeued_and_goes_on(slurm: Slurm, coordinator: Coordinator, tmp_path: Path):
@@ -113,15 +124,32 @@ def test_preempted_job_is_requeued_and_goes_on(slurm: Slurm, coordinator: Coordi
     job.finish()
 
 
-def test_cancelled_job_saves_by_its_own_coordinator(slurm: Slurm, tmp_path: Path):
-    own = {"MUSTER_ENDPOINT": "", "COORDINATOR_PORT": str(free_port())}
-    job = Job(slurm, tmp_path, "torchrun.sbatch", **own)
-    job.began(0)
+def test_job_goes_on_after_its_time_limit_and_not_after_scancel(slurm: Slurm, limited: Job):
+    limited.requeued()
+    slurm.call("scontrol", "update", f"JobId={limited.id}", "TimeLimit=UNLIMITED")
+    slurm.call("scontrol", "release", str(limited.id))
+    assert limited.began(1) == [limited.saved(0)] * RANKS
     # scancel signals the coordinator in the job as well, and the ranks save nevertheless.
-    slurm.call("scancel", str(job.id))
-    until(lambda: job.state["JobState"] == "CANCELLED", job.story)
-    assert job.saved() > 0
-    assert job.state["Restarts"] == "0"
+    slurm.call("scancel", str(limited.id))
+    until(lambda: limited.state["JobState"] == "CANCELLED", limited.story)
+    assert limited.saved(1) >= limited.saved(0)
+    assert limited.state["Restarts"] == "1"
+
+
+def test_job_of_a_drained_node_goes_on_without_it(slurm: Slurm, coordinator: Coordinator, tmp_path: Path):
+    job = Job(slurm, tmp_path, "torchrun.sbatch", MUSTER_ENDPOINT=coordinator.endpoint)
+    job.began(0)
+    drained = min(job.nodes)
+    slurm.call("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=a fan")
+    try:
+        result = muster(coordinator, "save", str(job.id), "--stop", f"--reason={drained} is drained")
+        assert result.returncode == 0, result.stderr
+        job.requeued()
+        assert job.began(1) == [job.saved()] * RANKS
+        assert drained not in job.nodes
+        job.finish()
+    finally:
+        slurm.call("scontrol", "update", f"NodeName={drained}", "State=RESUME")
 
 
 def test_requeued_task_of_an_array_goes_on_without_torchrun(

@@ -21,6 +21,7 @@ from muster.service.core.vocabulary.effects import (
     Refused,
     RoundComplete,
     RoundRecord,
+    RoundStopped,
     RunClosed,
     Standing,
 )
@@ -89,6 +90,7 @@ class Agent:
         self.told_waiting: list[tuple[float, int]] = []
         """When it was told how many wait."""
         self.closed: list[Closed] = []
+        self.stopped: list[RoundStopped] = []
         self.refusal: Refusal | None = None
         """What ended its last stream."""
         self.old_refusals: list[Refusal] = []
@@ -182,6 +184,9 @@ class Agent:
                 assert self.place is not None, "only nodes of a round are told who waits"
                 self.waiting = message.count
                 self.told_waiting.append((self.world.now, message.count))
+            case RoundStopped():
+                assert self.place is not None, "only nodes of a round are told that it was stopped"
+                self.stopped.append(message)
             case Closed():
                 assert self.world.disk.closed(self.run) == message, "it is told before it is on disk"
                 self.closed.append(message)

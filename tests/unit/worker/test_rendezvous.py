@@ -2,11 +2,15 @@
 
 import gc
 import os
+import signal
 import socket
+import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -28,8 +32,10 @@ from muster.worker.rendezvous import MusterRendezvousHandler, create_handler
 class FakeMembership:
     """What the handler asks; it answers what the test sets."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, on_departure: Callable[[Place, int], None]) -> None:
         self.config = config
+        self.on_departure = on_departure
+        self.stopped = False
         self.answer: Place | Exception = Place(0, 0, 1)
         self.closed: bool | None = None
         self.nodes_waiting = 0
@@ -43,6 +49,9 @@ class FakeMembership:
     def ask_closed(self) -> bool:
         self.done.append("asked")
         return bool(self.join().round)
+
+    def ask_stopped(self, timeout: float) -> bool:
+        return self.stopped
 
     def close(self, reason: str, timeout: float) -> None:
         self.done.append(f"close {timeout:g}")
@@ -206,6 +215,7 @@ def test_unusable_run_id_is_a_value_error(run_id: str, why: str):
     ("reason", "kind"),
     [
         ("RUN_CLOSED", RendezvousClosedError),
+        ("RUN_STOPPED", RendezvousGracefulExitError),
         ("NODE_NOT_NEEDED", RendezvousGracefulExitError),
         ("RENDEZVOUS_TIMED_OUT", RendezvousTimeoutError),
         ("SETTINGS_DIFFER", RendezvousStateError),
@@ -394,3 +404,53 @@ def test_agents_store_is_shared_unless_torchs_variable_forbids_it(
 def test_fake_membership_has_the_real_ones_attributes():
     named = {name for name in vars(FakeMembership) if not name.startswith("_")}
     assert named <= set(vars(NodeMembership))
+
+
+# ---------------------------------------------------------------------- stopped runs
+
+
+def test_shutdown_of_a_stopped_run_exits_with_the_code_for_schedulers():
+    handler, membership = made()
+    membership.stopped = True
+    with pytest.raises(SystemExit, match="75"):
+        handler.shutdown()
+    assert membership.done == ["close 30", "leave"]
+
+
+def test_shutdown_returns_if_the_exit_code_of_a_stopped_run_is_0(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUSTER_STOPPED_EXIT_CODE", "0")
+    handler, membership = made()
+    membership.stopped = True
+    assert handler.shutdown() is False
+
+
+@pytest.mark.parametrize("value", ["-1", "256", "75.0", "temporary"])
+def test_exit_code_of_a_stopped_run_is_checked(monkeypatch: pytest.MonkeyPatch, value: str):
+    monkeypatch.setenv("MUSTER_STOPPED_EXIT_CODE", value)
+    with pytest.raises(EnvironmentValueError, match=f"MUSTER_STOPPED_EXIT_CODE ?= ?{value}"):
+        made()
+
+
+@pytest.mark.parametrize(("stopped", "code"), [(True, 76), (False, None)])
+def test_hook_gives_an_agent_ended_by_a_signal_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool, code: int | None
+):
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    monkeypatch.setenv("MUSTER_STOPPED_EXIT_CODE", "76")
+    handler, membership = made()
+    membership.stopped = stopped
+    error = SignalException("terminated", signal.SIGTERM)
+    if code is None:
+        sys.excepthook(SignalException, error, None)
+        assert shown == [error]
+    else:
+        with pytest.raises(SystemExit, match=str(code)):
+            sys.excepthook(SignalException, error, None)
+        assert not shown
+        # Any other error is shown as well.
+        failure = ValueError("a fault")
+        with pytest.raises(SystemExit, match=str(code)):
+            sys.excepthook(ValueError, failure, None)
+        assert shown == [failure]
+    handler.shutdown() if not stopped else handler._membership.leave("")

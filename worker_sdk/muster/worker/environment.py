@@ -14,6 +14,9 @@ from muster.worker.launchers import Launcher
 logger = logging.getLogger(__name__)
 
 DEFAULT_RUN_ID = "default"
+DEFAULT_STOPPED_EXIT_CODE = 75
+"""``EX_TEMPFAIL`` of sysexits.h: the caller may try again. torchrun ends with 0, 1 or 2. A shell ends with
+126 or more if it could not run a program, or if a signal ended it. So 75 can be told from the others."""
 
 
 def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -101,6 +104,21 @@ def node_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """
     value = environ.get("GROUP_RANK")
     return _natural("GROUP_RANK", value) if value else None
+
+
+def stopped_exit_code(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the exit code of agents of a stopped run: ``MUSTER_STOPPED_EXIT_CODE``, else 75.
+
+    Raises:
+        EnvironmentValueError: it is not a number from 0 to 255.
+    """
+    value = environ.get("MUSTER_STOPPED_EXIT_CODE", "")
+    code = _natural("MUSTER_STOPPED_EXIT_CODE", value) if value else DEFAULT_STOPPED_EXIT_CODE
+    if code > 255:
+        raise EnvironmentValueError(
+            f"MUSTER_STOPPED_EXIT_CODE={value}: an exit code is at most 255. Set 75, or 0 for torchrun's own."
+        )
+    return code
 
 
 def _placement(

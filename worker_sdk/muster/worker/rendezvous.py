@@ -8,17 +8,23 @@ import gc
 import logging
 import os
 import socket
+import sys
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import TypeAlias
 
 from torch.distributed import (
     PrefixStore,
     Store,
     TCPStore,
 )
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -35,10 +41,16 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from muster.client.addresses import is_socket
 from muster.worker import environment
+from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
+from muster.worker.exit_barrier import release_without
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.node.relay import NodeRelay, start
 from muster.worker.store import CoordinatorStore
+from muster.worker.transport.fork_guard import start_thread
+
+Traceback: TypeAlias = TracebackType | None
+Hook: TypeAlias = Callable[[type[BaseException], BaseException, Traceback], object]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +64,7 @@ CHECK_INTERVAL = timedelta(seconds=1)
 _ERRORS: dict[str, type[RendezvousError]] = {
     "RUN_CLOSED": RendezvousClosedError,
     "RUN_FORGOTTEN": RendezvousClosedError,
+    "RUN_STOPPED": RendezvousGracefulExitError,
     "NODE_NOT_NEEDED": RendezvousGracefulExitError,
     "RENDEZVOUS_TIMED_OUT": RendezvousTimeoutError,
     "SETTINGS_DIFFER": RendezvousStateError,
@@ -70,9 +83,17 @@ class MusterRendezvousHandler(RendezvousHandler):
         config: the node, and the terms on which it joins.
         close_timeout: seconds that closing the run may take.
         relay: whether the node uses a relay beside the agent.
+        stopped_exit_code: the exit code of this agent if the run was stopped; 0: that of torch.
     """
 
-    def __init__(self, config: NodeConfig, close_timeout: float, relay: bool = False) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        close_timeout: float,
+        relay: bool = False,
+        stopped_exit_code: int = DEFAULT_STOPPED_EXIT_CODE,
+    ) -> None:
+        self.stopped_exit_code = stopped_exit_code
         self._close_timeout = close_timeout
         self._relay = start(config.endpoint) if relay else None
         if self._relay is not None:
@@ -80,8 +101,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._config = config
         """Workers connect to the same endpoint."""
         try:
-            self._membership = NodeMembership(config)
             self._store = CoordinatorStore(config.endpoint, config.run_id)
+            self._membership = NodeMembership(config, partial(_node_gone, self._store, config.run_id))
         except BaseException:
             if self._relay is not None:
                 self._relay.stop()
@@ -119,7 +140,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         try:
             while True:
                 place = self._membership.join()
-                store = PrefixStore(self._keys_of(place.round), self._store)
+                store = PrefixStore(_keys_of(self._config.run_id, place.round), self._store)
                 bootstrap = self._bootstrap(store, place)
                 if bootstrap is not None:
                     break
@@ -136,13 +157,10 @@ class MusterRendezvousHandler(RendezvousHandler):
         os.environ["MUSTER_ENDPOINT"] = self._config.endpoint
         os.environ["MUSTER_RUN_ID"] = self._config.run_id
 
-    def _keys_of(self, round: int) -> str:
-        return f"torch.rendezvous.{self._config.run_id}.{round}"
-
     def _forget(self, round: int) -> None:
         """Remove the keys of a past round: a job that restarts often would fill the store."""
         try:
-            self._store.delete_prefix(f"{self._keys_of(round)}/")
+            self._store.delete_prefix(f"{_keys_of(self._config.run_id, round)}/")
         except MusterError as error:
             logger.warning("the keys of round %d are left in the store: %s", round, error)
 
@@ -185,7 +203,7 @@ class MusterRendezvousHandler(RendezvousHandler):
     def _await_rank_0(self, place: Place) -> bool:
         """Wait for rank 0's address. Return False if the round is not usable any more."""
         keys = [
-            f"{self._keys_of(place.round)}/{key}"
+            f"{_keys_of(self._config.run_id, place.round)}/{key}"
             for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
         ]
         deadline = time.monotonic() + self._config.connect_timeout
@@ -212,7 +230,7 @@ class MusterRendezvousHandler(RendezvousHandler):
             raise _rendezvous_error(error) from error
 
     def set_closed(self) -> None:
-        """Close the run for everyone, for good.
+        """Close the run for everyone, for good. A run that was stopped is not closed.
 
         Raises:
             RendezvousConnectionError: the coordinator cannot be reached.
@@ -230,11 +248,19 @@ class MusterRendezvousHandler(RendezvousHandler):
         """Return the run's id."""
         return self._config.run_id
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the run was stopped, to be resumed by other agents. It may ask the coordinator."""
+        return self._membership.ask_stopped(self._close_timeout)
+
     def shutdown(self) -> bool:
-        """Close the run, and give up the place and all connections.
+        """Close the run, unless it was stopped, and give up the place and all connections.
 
         Returns:
             Whether the run is closed.
+
+        Raises:
+            SystemExit: the run was stopped. The exit code asks the scheduler to start the job again.
         """
         try:
             self.set_closed()
@@ -246,6 +272,11 @@ class MusterRendezvousHandler(RendezvousHandler):
             if self._relay is not None:
                 self._relay.stop()
             _handlers.discard(self)
+        if self._membership.stopped:
+            if self.stopped_exit_code:
+                logger.info("run %s was stopped: exit code %d", self.get_run_id(), self.stopped_exit_code)
+                raise SystemExit(self.stopped_exit_code)
+            return False
         return True
 
 
@@ -264,6 +295,36 @@ def _drop_unreachable() -> None:
 
 # Registered after fork_guard's hook, so called before it. That hook waits for the handlers' threads.
 os.register_at_fork(before=_drop_unreachable)
+
+
+def _keys_of(run_id: str, round: int) -> str:
+    return f"torch.rendezvous.{run_id}.{round}"
+
+
+def _node_gone(store: CoordinatorStore, run_id: str, place: Place, gone: int) -> None:
+    """Let the agents that remain of a stopped round end without those that have gone."""
+    keys = PrefixStore(_keys_of(run_id, place.round), store)
+    start_thread("torch's exit barrier", "muster-exit-barrier", release_without, gone, place.world_size, keys)
+
+
+def _exit_stopped(previous: Hook, kind: type[BaseException], error: BaseException, trace: Traceback) -> None:
+    """Give an agent that a signal or an error ends the exit code of its stopped run.
+
+    Python takes the exit code of a ``SystemExit`` that an excepthook raises.
+    """
+    stopped = next((one for one in list(_handlers) if one.stopped_exit_code and one.was_stopped), None)
+    if stopped is None or not isinstance(error, SignalException):
+        previous(kind, error, trace)
+    if stopped is not None:
+        logger.warning(
+            "run %s was stopped, to be resumed: exit code %d", stopped.get_run_id(), stopped.stopped_exit_code
+        )
+        raise SystemExit(stopped.stopped_exit_code)
+
+
+def _install_hook() -> None:
+    if not (isinstance(sys.excepthook, partial) and sys.excepthook.func is _exit_stopped):
+        sys.excepthook = partial(_exit_stopped, sys.excepthook)
 
 
 def _release(membership: NodeMembership, store: CoordinatorStore, relay: NodeRelay | None) -> None:
@@ -290,7 +351,7 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
             says whether a node's workers share one stream by a relay (true), or connect directly (false).
 
     Raises:
-        ValueError: an option is not usable; the message names it.
+        ValueError: an option or MUSTER_STOPPED_EXIT_CODE is not usable; the message names it.
     """
     interval = _whole(params, "keep_alive_interval", 5)
     attempts = _whole(params, "keep_alive_max_attempt", 3)
@@ -308,9 +369,14 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
         connect_timeout=_whole(params, "read_timeout", 60),
         call_timeout=_whole(params, "heartbeat_timeout", 5),
     )
-    return MusterRendezvousHandler(
-        config, _whole(params, "close_timeout", 30), relay=_switch(params, "relay", RELAY)
+    handler = MusterRendezvousHandler(
+        config,
+        _whole(params, "close_timeout", 30),
+        relay=_switch(params, "relay", RELAY),
+        stopped_exit_code=environment.stopped_exit_code(),
     )
+    _install_hook()
+    return handler
 
 
 def _endpoint(given: str) -> str:

@@ -326,7 +326,7 @@ class Coordinator:
             except Refusal as refusal:
                 effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
         if event.prefix == saving.PREFIX and self.runs.get(session.run.run_id) is session.run:
-            session.run.saving.apply_decision(now, effects)
+            session.run.apply_save_decision(now, effects)
 
     def _abort(self, event: Abort, now: Instant, effects: Effects) -> None:
         try:
@@ -396,9 +396,9 @@ class Coordinator:
             else:
                 run = self.run(event.run_id)
             was_closed = run.close(event, now, effects)
-            assert run.closed is not None
             self.reaper.mark_used(run, now, effects)
-            effects.send(event.session, RunClosed(run.closed, was_closed))
+            stopped = run.stopping.stopped if run.closed is None else None
+            effects.send(event.session, RunClosed(run.closed, was_closed, stopped))
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
 
@@ -419,7 +419,7 @@ class Coordinator:
             run, was_asked = self.run(event.run_id), False
             if isinstance(event, RequestSave):
                 self._checks.name("by", event.by)
-                was_asked = run.saving.request(event.stop, event.by, event.reason, event.known, now, effects)
+                was_asked = run.request_save(event, now, effects)
             else:
                 run.saving.withdraw(event.reason, now, effects)
             self.reaper.mark_used(run, now, effects)

@@ -10,7 +10,7 @@ from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import Closed, Instant
+from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
 
@@ -60,10 +60,10 @@ class Registry:
         """Return the run of this id, or a new one that is not registered yet."""
         return self._runs.get(run_id) or self.new(run_id, generation, now)
 
-    def new(self, run_id: str, generation: int, now: Instant, closed: Closed | None = None) -> Run:
+    def new(self, run_id: str, generation: int, now: Instant) -> Run:
         """Return a new run that is not registered yet."""
         totals = self._stored, self._gathered
-        return Run(run_id, self._limits, self._timers, generation, now, *totals, closed)
+        return Run(run_id, self._limits, self._timers, generation, now, *totals)
 
     def begin(self, run_id: str, generation: int, now: Instant, effects: Effects) -> Run:
         """Return the run of this id, and register it if it is new."""

@@ -53,7 +53,8 @@ def restore_runs(
     """
     records = _Records(stored)
     for record in records.of(RunRecord):
-        run = registry.new(record.run_id, record.generation, now, record.closed)
+        run = registry.new(record.run_id, record.generation, now)
+        run.restore(record)
         if record.active_at is not None:
             retention.restore(run, record.active_at, now)
         runs[record.run_id] = run
@@ -91,6 +92,7 @@ def _restore_rendezvous(records: _Records, runs: dict[str, Run], now: Instant) -
         participants[participant.run_id].append(participant)
     for run_id in rounds.keys() | participants.keys():
         runs[run_id].rendezvous.restore(rounds[run_id], participants[run_id], now)
+        runs[run_id].stopping.restore_round()
 
 
 def _restore_owner(run: Run, record: RankOwnerRecord, now: Instant) -> None:

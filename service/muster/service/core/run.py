@@ -4,12 +4,14 @@ import math
 
 from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.group import Group
-from muster.service.core.membership.process import SUCCESSION_WINDOW, Process, audience
+from muster.service.core.membership import refusals
+from muster.service.core.membership.process import SUCCESSION_WINDOW, VERBS, Process, audience
 from muster.service.core.membership.roster import Roster
 from muster.service.core.rendezvous.nodes import Node
 from muster.service.core.rendezvous.refusals import run_closed
 from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.saving import Saving
+from muster.service.core.stopping import Stopping
 from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
@@ -21,10 +23,17 @@ from muster.service.core.vocabulary.effects import (
     Refused,
     RunRecord,
 )
-from muster.service.core.vocabulary.events import ArriveOnce, CloseRun, JoinRendezvous, ProcessInfo, SessionId
+from muster.service.core.vocabulary.events import (
+    ArriveOnce,
+    CloseRun,
+    JoinRendezvous,
+    ProcessInfo,
+    RequestSave,
+    SessionId,
+)
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, Shape
-from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
+from muster.service.core.vocabulary.refusal import limit_exceeded
 
 
 class Run:
@@ -38,7 +47,6 @@ class Run:
         active: when it was last used.
         stored: bytes in the stores of all runs.
         gathered: payload bytes of all groups of all runs.
-        closed: how it was closed, if it was.
     """
 
     def __init__(
@@ -50,7 +58,6 @@ class Run:
         active: Instant,
         stored: ByteTotal,
         gathered: ByteTotal,
-        closed: Closed | None = None,
     ) -> None:
         self.run_id = run_id
         self.last_used = active
@@ -60,7 +67,9 @@ class Run:
         self.roster = Roster(generation)
         self.groups: dict[str, Group] = {}
         self.rendezvous = Rendezvous(run_id, timers)
-        self.closed = closed
+        self.closed: Closed | None = None
+        """How it was closed, for good."""
+        self.stopping = Stopping(run_id, self.roster, self.rendezvous)
         self.saving = Saving(run_id, self.groups, self.roster)
         self.checkpoints = Checkpoints(run_id)
         self.evictions: dict[int, EvictionRecord] = {}
@@ -75,10 +84,17 @@ class Run:
         """The newest generation that said hello."""
         return self.roster.generation
 
+    def restore(self, record: RunRecord) -> None:
+        """Restore how the run ended, if it did."""
+        self.closed = record.closed
+        self.stopping.stored = record.stopped
+
     def write_record(self, now: Instant, effects: Effects) -> None:
         """Make the run's own record durable; this counts as a use."""
         self.last_used = self.recorded_use = now
-        effects.records.append(RunRecord(self.run_id, self.generation, self.closed, self.last_used.wall))
+        effects.records.append(
+            RunRecord(self.run_id, self.generation, self.closed, self.last_used.wall, self.stopping.stopped)
+        )
 
     @property
     def in_use(self) -> bool:
@@ -104,7 +120,7 @@ class Run:
     def admit_generation(self, generation: int, now: Instant, effects: Effects) -> None:
         """Admit a generation: refuse an older one; a newer one ends all open barriers."""
         if generation < self.generation:
-            raise self.stale(generation)
+            raise refusals.stale_generation(self.run_id, generation, self.generation)
         if generation == self.generation:
             return
         for group in self.groups.values():
@@ -118,17 +134,8 @@ class Run:
         )
         self.roster.clear()
         self.roster.generation = generation
-        self.saving.require_agreement(effects)
+        self.saving.renew(generation - 1, now, effects)
         self.write_record(now, effects)
-
-    def stale(self, generation: int) -> Refusal:
-        """Return the refusal for an older generation: invariant 11 (the newer fences the older)."""
-        return Refusal(
-            Reason.STALE_GENERATION,
-            f"generation {generation} of run {self.run_id} is over: generation {self.generation} has "
-            "started. This process belongs to a past life of the job; end it.",
-            generation=self.generation,
-        )
 
     def _restart_if_deserted(self, newcomer: ProcessInfo, now: Instant, effects: Effects) -> None:
         """Reset all groups if no process is left, by invariant 8 (disagreement fails every rank).
@@ -151,7 +158,10 @@ class Run:
             self.roster.mark_past(None if newcomer.ordinal else now.monotonic - newcomer.age)
         for group in self.groups.values():
             group.reset_membership(effects)
-        self.saving.require_agreement(effects)
+        self.saving.renew(self.generation, now, effects)
+        if self.stopping.stopped is not None:
+            self.stopping.start_again()
+            self.write_record(now, effects)
 
     @property
     def _was_complete(self) -> bool:
@@ -254,7 +264,7 @@ class Run:
         if eviction is not None and eviction.generation == generation:
             ordinal = known.ordinal if known is not None else info.ordinal
             if 0 < ordinal <= eviction.ordinal:
-                raise self._evicted(info)
+                raise refusals.evicted(self.run_id, self.generation, info)
         if self.closed is None or known is not None:
             return
         if self.rendezvous.complete and generation == self.rendezvous.round:
@@ -265,13 +275,6 @@ class Run:
         ):
             raise run_closed(self.run_id, self.closed)
 
-    def _evicted(self, info: ProcessInfo) -> Refusal:
-        return Refusal(
-            Reason.EVICTED,
-            f"{report.process_name(info.rank, info.host, info.pid)} was evicted from run {self.run_id}, "
-            f"generation {self.generation}. End this process; a new one of the rank may come.",
-        )
-
     def is_current(self, process: Process) -> bool:
         """Whether the process is in the roster of the newest generation."""
         return self.roster.find(process.rank, process.incarnation) is process
@@ -279,7 +282,7 @@ class Run:
     def mark_gone(self, process: Process, effects: Effects, reason: str = "") -> None:
         """Record that a process left or was lost. The caller checks the barriers afterwards."""
         self._record_state_change(process, effects)
-        verb = _VERBS[process.state]
+        verb = VERBS[process.state]
         why = f": {report.shown(reason)}" if reason else ""
         effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}{why}"))
 
@@ -317,6 +320,7 @@ class Run:
         closed = self.closed
         if closed is not None and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
             raise run_closed(self.run_id, closed)
+        self.stopping.check_node(ask)
         node = self.rendezvous.join(ask, now, effects)
         if closed is not None:
             effects.send(ask.session, closed)
@@ -325,10 +329,14 @@ class Run:
     def close(self, event: CloseRun, now: Instant, effects: Effects) -> bool:
         """Close the run, by invariant 13 (closing is final); the first call counts.
 
+        If the event says so, a stopped run is not closed.
+
         Returns:
             Whether it had been closed before.
         """
         was_closed = self.closed is not None
+        if event.unless_stopped and self.stopping.stopped is not None:
+            return was_closed
         if self.closed is None:
             self.closed = Closed(event.by, event.reason, now.wall)
             self.write_record(now, effects)
@@ -341,6 +349,27 @@ class Run:
             for group in self.groups.values():
                 group.abort(report.run_closed(self.run_id, self.closed), now, effects)
         return was_closed
+
+    def request_save(self, ask: RequestSave, now: Instant, effects: Effects) -> bool:
+        """Ask all ranks for a save. The save that stopped a run covers every later request to it.
+
+        Returns:
+            Whether an earlier request covers this one, so that nothing was changed.
+
+        Raises:
+            Refusal: NO_MEMBERS: nobody could save.
+        """
+        if self.stopping.stopped is not None and self.saving.save is not None:
+            return True
+        if self.roster.deserted and not len(self.rendezvous):
+            raise refusals.no_members(self.run_id)
+        return self.saving.request(ask, self.stopping.coming_generation, now, effects)
+
+    def apply_save_decision(self, now: Instant, effects: Effects) -> None:
+        """Apply a decision of the group in which ranks agree on saves. It may stop the run."""
+        if (save := self.saving.apply_decision(now, effects)) is not None:
+            self.stopping.stop(save, now, effects)
+            self.write_record(now, effects)
 
     def evict(self, rank: int, reason: str, now: Instant, effects: Effects) -> None:
         """Evict the processes of a rank, and fail the barriers that need them.
@@ -356,7 +385,10 @@ class Run:
             if process.session is not None:
                 info = ProcessInfo(rank, process.incarnation, process.host, process.pid)
                 over = not process.relay and self._speaks_alone(process)
-                effects.send(process.session, Refused(self._evicted(info), rank=rank, final=over))
+                effects.send(
+                    process.session,
+                    Refused(refusals.evicted(self.run_id, self.generation, info), rank=rank, final=over),
+                )
             process.evict(now.monotonic)
             self.mark_gone(process, effects, reason)
         self.check(now, effects)
@@ -373,12 +405,7 @@ class Run:
         """
         processes = [process for process in self.roster.of_rank(rank) if not process.state.gone]
         if not processes:
-            raise Refusal(
-                Reason.MEMBER_NOT_FOUND,
-                f"rank {rank} of run {self.run_id} has no process that could be evicted; there are "
-                f"{report.ranges(p.rank for p in self.roster if not p.state.gone) or 'none'}. "
-                f"List them with: {report.command('get members', self.run_id)}",
-            )
+            raise refusals.member_not_found(self.run_id, rank, self.roster)
         return processes
 
     # ------------------------------------------------------------------ groups
@@ -420,7 +447,7 @@ class Run:
             Refusal: as :meth:`admit_generation`, :meth:`join` and :meth:`Group.arrive`.
         """
         if call.generation < self.generation:
-            raise self.stale(call.generation)
+            raise refusals.stale_generation(self.run_id, call.generation, self.generation)
         group = self.groups.get(call.prefix) or self._check_new_group(call.prefix)
         info = call.process
         known = self.roster.find(info.rank, info.incarnation)
@@ -441,11 +468,7 @@ class Run:
         """
         group = self.groups.get(prefix)
         if group is None:
-            known = ", ".join(f'"{name}"' for name in sorted(self.groups)[:10]) or "none yet"
-            raise Refusal(
-                Reason.BARRIER_NOT_FOUND,
-                f'run {self.run_id} has no group "{report.shown(prefix)}"; it has {known}.',
-            )
+            raise refusals.group_not_found(self.run_id, prefix, self.groups)
         return group
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
@@ -475,11 +498,3 @@ class Run:
             generation=generation,
             first_sequence=first_sequence,
         )
-
-
-_VERBS = {
-    MemberState.LEFT: "left",
-    MemberState.LOST: "was lost",
-    MemberState.IDLE: "has not called for long",
-    MemberState.EVICTED: "was evicted",
-}

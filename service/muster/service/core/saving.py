@@ -15,6 +15,7 @@ from muster.service.core.barriers.group import Group
 from muster.service.core.membership.process import Process, audience
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Delivery, Effects, Notice, SaveAsked, SaveRecord
+from muster.service.core.vocabulary.events import RequestSave
 from muster.service.core.vocabulary.model import Decision, Instant, Outcome, Save, SaveState
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
@@ -39,6 +40,8 @@ class SaveVote(NamedTuple):
     """The last step that it may reach, or the step at which it saved."""
     number: int
     """The number of the newest request that it has heard."""
+    stop: bool
+    """Whether training ends after the save."""
 
 
 class Saving:
@@ -69,26 +72,22 @@ class Saving:
         """The message for a process that connects. It may have missed a withdrawal, too."""
         return None if self.save is None or self.save.state is SaveState.DONE else _announcement(self.save)
 
-    def request(
-        self, stop: bool, by: str, reason: str, known: int | None, now: Instant, effects: Effects
-    ) -> bool:
+    def request(self, ask: RequestSave, generation: int, now: Instant, effects: Effects) -> bool:
         """Request a save.
 
         A pending request covers the new one, with two exceptions: the ranks failed to agree on it, or the new
         one ends training and the pending one does not. Then the new request replaces the pending one.
 
         Args:
-            stop: whether training ends after the save.
-            by: the person or program that asks.
-            reason: its reason.
-            known: the newest request that the caller had heard of; a newer request covers this one.
+            ask: the request. If its caller had not heard of the newest request, that covers it.
+            generation: the generation of the processes that it is for.
             now: the current time.
             effects: receives what follows.
 
         Returns:
             Whether an earlier request covers this one, so that nothing was changed.
         """
-        last = self.save
+        last, stop, known = self.save, ask.stop, ask.known
         if last is not None and known is not None and last.number > known and last.stop >= stop:
             return True
         if last is not None and last.state.stands:
@@ -96,11 +95,21 @@ class Saving:
                 return True
             stop = stop or last.stop
         number = last.number + 1 if last is not None else 1
-        asked = Save(number, SaveState.ASKED, stop, by, reason, now.wall, self._next_sequence)
+        asked = Save(
+            number,
+            SaveState.ASKED,
+            stop,
+            ask.by,
+            ask.reason,
+            now.wall,
+            self._next_sequence,
+            generation=generation,
+            across_generations=ask.across_generations,
+        )
         self._keep(asked, effects)
         self._tell(asked, effects)
         ending = ", and training is to end" if stop else ""
-        self._note("asked", f"was asked for by {report.shown(by)}{ending}{_because(reason)}", effects)
+        self._note("asked", f"was asked for by {report.shown(ask.by)}{ending}{_because(ask.reason)}", effects)
         return False
 
     def withdraw(self, reason: str, now: Instant, effects: Effects) -> Save:
@@ -126,11 +135,15 @@ class Saving:
         self.apply_decision(now, effects)
         return withdrawn
 
-    def apply_decision(self, now: Instant, effects: Effects) -> None:
-        """Apply a new release of the group, or abort its barrier if no request needs it."""
+    def apply_decision(self, now: Instant, effects: Effects) -> Save | None:
+        """Apply a new release of the group, or abort its barrier if no request needs it.
+
+        Returns:
+            The save that all ranks have now confirmed, if training ends after it.
+        """
         group = self._groups.get(PREFIX)
         if group is None:
-            return
+            return None
         if group.open is not None:
             if not self._is_of_use(group.open):
                 group.abort("no save is asked for any longer", now, effects)
@@ -139,6 +152,9 @@ class Saving:
             votes = _released(_newest(group))
             if votes and self.save is not None and max(vote.number for vote in votes) >= self.save.number:
                 self._apply_release(self.save, votes, now, effects)
+                if votes[0].phase is Phase.DONE and any(vote.stop for vote in votes):
+                    return self.save
+        return None
 
     def _is_of_use(self, barrier: OpenBarrier) -> bool:
         """Whether a request is pending, or the ranks confirm a save that they agreed on."""
@@ -157,9 +173,21 @@ class Saving:
             self._keep(replace(save, state=SaveState.AGREED, step=step), effects)
             self._note("agreed", f"was agreed on: all ranks save at step {step}", effects)
 
-    def require_agreement(self, effects: Effects) -> None:
-        """Let other processes agree again on a pending request, because they replace those that did."""
-        if self.save is not None and self.save.state.stands:
+    def renew(self, over: int, now: Instant, effects: Effects) -> None:
+        """Hand a pending request to the processes that replace those that were asked, or let it lapse.
+
+        Args:
+            over: the newest generation that is over. A request that ends training is for its own generation,
+                so that a job that starts again does not end at once.
+            now: the current time.
+            effects: receives what follows.
+        """
+        if self.save is None or not self.save.state.stands:
+            return
+        if self.save.lapses and self.save.generation <= over:
+            self._keep(replace(self.save, state=SaveState.LAPSED, ended_at=now.wall), effects)
+            self._note("lapsed", f"lapsed, because generation {self.save.generation} is over", effects)
+        else:
             pending = replace(self.save, state=SaveState.ASKED, step=None, since=self._next_sequence)
             self._keep(pending, effects)
 
@@ -206,15 +234,15 @@ def _released(decision: Decision | None) -> list[SaveVote]:
 def _parse_vote(payload: bytes) -> SaveVote | None:
     """Return a rank's vote; None if the payload is malformed."""
     try:
-        phase, step, number, _ = payload.decode("ascii").split(" ")
-        vote = SaveVote(Phase(phase), int(step), int(number))
+        phase, step, number, stop = payload.decode("ascii").split(" ")
+        vote = SaveVote(Phase(phase), int(step), int(number), bool(int(stop)))
     except ValueError:
         return None
     return vote if 0 <= vote.step <= MAX_INT64 and 0 <= vote.number <= MAX_INT64 else None
 
 
 def _announcement(save: Save) -> SaveAsked:
-    withdrawn = save.state is SaveState.WITHDRAWN
+    withdrawn = save.state in (SaveState.WITHDRAWN, SaveState.LAPSED)
     why = f"asked for by {report.shown(save.by)}{_because(save.reason)}"
     return SaveAsked(save.number, save.since, save.stop, why, withdrawn)
 

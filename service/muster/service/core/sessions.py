@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.membership.process import Process
+from muster.service.core.membership.refusals import stale_generation
 from muster.service.core.registry import Registry
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
@@ -386,7 +387,7 @@ class Sessions:
         if process is None:
             raise _not_here(session, rank)
         if process.generation != session.run.generation:
-            raise session.run.stale(process.generation)
+            raise stale_generation(session.run.run_id, process.generation, session.run.generation)
         if process.session != session.id:
             raise _replaced(process)
         return process

@@ -19,6 +19,7 @@ from muster.service.core.vocabulary.model import (
     RendezvousSettings,
     Save,
     Step,
+    Stopped,
 )
 
 
@@ -102,6 +103,7 @@ class RunView:
     store_keys: int
     store_bytes: int
     closed: Closed | None
+    stopped: Stopped | None
     steps: StepsView | None
     """None: no connected rank reports its step."""
     save: Save | None
@@ -147,6 +149,7 @@ class RendezvousView:
     rounds: tuple[RoundRecord, ...]
     """Newest first."""
     closed: Closed | None
+    stopped: Stopped | None
     message: str
 
 
@@ -211,6 +214,7 @@ def run(run: Run, now: Instant) -> RunView:
         store_keys=len(run.store.values),
         store_bytes=run.store.bytes,
         closed=run.closed,
+        stopped=run.stopping.stopped,
         steps=steps(run),
         save=run.saving.save,
         checkpoints=checkpoints(run, now),
@@ -349,6 +353,7 @@ def rendezvous(run: Run, now: Instant) -> RendezvousView:
         now=now.monotonic,
         rounds=tuple(reversed(state.rounds)),
         closed=run.closed,
+        stopped=run.stopping.stopped,
         message=report.run_closed(run.run_id, run.closed) if run.closed is not None else state.message(),
     )
 

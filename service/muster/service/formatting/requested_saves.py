@@ -8,6 +8,7 @@ _STATES = {
     run_pb2.SAVE_STATE_AGREED: "agreed on; not all ranks are done",
     run_pb2.SAVE_STATE_DONE: "done by all ranks",
     run_pb2.SAVE_STATE_WITHDRAWN: "withdrawn",
+    run_pb2.SAVE_STATE_LAPSED: "lapsed, because the job restarted first",
 }
 
 

@@ -15,7 +15,7 @@ class RoundRow:
 
     round: int
     state: str
-    """``FORMING``, ``COMPLETE``, ``CLOSED`` (the last round of a closed run) or ``OVER``."""
+    """``FORMING``, ``COMPLETE``, ``STOPPED`` and ``CLOSED`` (the last round of such a run) or ``OVER``."""
     nodes: str
     """While it forms: nodes that joined, of the maximum. Then: nodes that are still in it, of its size."""
     waiting: str = NOTHING
@@ -46,6 +46,8 @@ def current_state(rendezvous: rendezvous_pb2.Rendezvous) -> str:
     """Return the state of the current round."""
     if rendezvous.HasField("closed"):
         return "CLOSED"
+    if rendezvous.HasField("stopped"):
+        return "STOPPED"
     return "COMPLETE" if rendezvous.complete else "FORMING"
 
 

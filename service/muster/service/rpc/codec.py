@@ -17,6 +17,7 @@ from muster.service.core.vocabulary.effects import (
     Progress,
     Refused,
     RoundComplete,
+    RoundStopped,
     SaveAsked,
     Standing,
     Welcome,
@@ -33,6 +34,7 @@ from muster.service.wire import (
     missing_to_pb,
     node_from_pb,
     settings_from_pb,
+    stopped_to_pb,
     write_report_from_pb,
 )
 from muster.v1 import rendezvous_pb2, session_pb2
@@ -307,5 +309,11 @@ def join_response(message: Message) -> rendezvous_pb2.JoinResponse:
             return rendezvous_pb2.JoinResponse(nodes_waiting=rendezvous_pb2.NodesWaiting(count=message.count))
         case Closed():
             return rendezvous_pb2.JoinResponse(closed=closed_to_pb(message))
+        case RoundStopped():
+            return rendezvous_pb2.JoinResponse(
+                stopped=rendezvous_pb2.RoundStopped(
+                    stopped=stopped_to_pb(message.stopped), nodes_gone=message.nodes_gone
+                )
+            )
         case _:
             raise TypeError(f"not for a node: {message!r}")

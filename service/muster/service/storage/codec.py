@@ -52,6 +52,8 @@ from muster.service.wire import (
     save_from_pb,
     save_to_pb,
     settings_from_pb,
+    stopped_from_pb,
+    stopped_to_pb,
     timestamp_from_pb,
     timestamp_to_pb,
 )
@@ -164,6 +166,7 @@ def _value_of(record: StoredRecord | Forget) -> bytes | None:
                 generation=record.generation,
                 closed=closed_to_pb(record.closed) if record.closed is not None else None,
                 active_at=timestamp_to_pb(record.active_at) if record.active_at is not None else None,
+                stopped=stopped_to_pb(record.stopped) if record.stopped is not None else None,
             )
         case EvictionRecord():
             message = state_pb2.EvictionRecord(
@@ -237,7 +240,8 @@ def _decode(key: bytes, value: bytes) -> StoredRecord:
             run = state_pb2.RunRecord.FromString(value)
             closed = closed_from_pb(run.closed) if run.HasField("closed") else None
             active_at = timestamp_from_pb(run.active_at) if run.HasField("active_at") else None
-            return RunRecord(run.run_id, run.generation, closed, active_at)
+            stopped = stopped_from_pb(run.stopped) if run.HasField("stopped") else None
+            return RunRecord(run.run_id, run.generation, closed, active_at, stopped)
         case b"eviction":
             eviction = state_pb2.EvictionRecord.FromString(value)
             return EvictionRecord(eviction.run_id, eviction.rank, eviction.generation, eviction.ordinal)

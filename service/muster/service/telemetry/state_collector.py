@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from muster.service.clock import Clock
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.run import Run
 from muster.service.core.vocabulary.model import MemberState, Save, SaveState
 from muster.service.telemetry.labels import OVERFLOW
 from muster.service.telemetry.metrics import Metrics
@@ -53,7 +54,11 @@ class StateCollector(Collector):
                 "Timeout of the oldest open barrier, from its first arrival; 0 when none is open.",
                 labels=group,
             ),
-            "runs": GaugeMetricFamily("muster_runs", "Runs, by whether they are closed.", labels=["state"]),
+            "runs": GaugeMetricFamily(
+                "muster_runs",
+                "Runs, by whether they are open, stopped to be resumed, or closed.",
+                labels=["state"],
+            ),
             "limit": GaugeMetricFamily(
                 "muster_limit",
                 "Bounds that all runs share: beyond them requests are refused.",
@@ -65,6 +70,11 @@ class StateCollector(Collector):
             ),
             "sessions": GaugeMetricFamily(
                 "muster_sessions", "Open sessions; a relay's is one.", labels=["run"]
+            ),
+            "stopped": GaugeMetricFamily(
+                "muster_run_stopped",
+                "1 if the run was stopped on request, and can be resumed.",
+                labels=["run"],
             ),
             "closed": GaugeMetricFamily("muster_run_closed", "1 if the run is closed.", labels=["run"]),
             "step": GaugeMetricFamily(
@@ -135,25 +145,27 @@ class StateCollector(Collector):
         families = self._families()
         moment = self._clock.now()
         now = moment.monotonic
-        runs = Tally(open=0, closed=0)
+        runs = Tally(open=0, stopped=0, closed=0)
         oldest: dict[tuple[str, str], tuple[float, float]] = {}
         opened: Tally[tuple[str, str]] = Tally()
         missing: Tally[tuple[str, str]] = Tally()
         members: Tally[tuple[str, str]] = Tally()
         sessions: Tally[str] = Tally()
         closed: Tally[str] = Tally()
+        stopped: Tally[str] = Tally()
         waiting: Tally[str] = Tally()
         known = self._coordinator.runs
         labels = self._metrics.run_labels(
             {run_id: None if run.in_use else run.last_used.monotonic for run_id, run in known.items()}
         )
         for run in known.values():
-            runs["open" if run.closed is None else "closed"] += 1
+            runs[_state(run)] += 1
             run_label = labels.get(run.run_id)
             if run_label is None:
                 continue
             if run_label != OVERFLOW:
                 closed[run_label] = int(run.closed is not None)
+                stopped[run_label] = int(_state(run) == "stopped")
                 if (steps := views.steps(run)) is not None:
                     families["step"].add_metric([run_label], steps.highest)
                     families["spread"].add_metric([run_label], steps.highest - steps.lowest)
@@ -194,10 +206,17 @@ class StateCollector(Collector):
             families["used"].add_metric([usage.limit], usage.used)
         for member, value in members.items():
             families["members"].add_metric(member, value)
-        for name, counts in (("sessions", sessions), ("closed", closed), ("waiting", waiting)):
+        by_run = ("sessions", sessions), ("closed", closed), ("stopped", stopped), ("waiting", waiting)
+        for name, counts in by_run:
             for run_label, value in counts.items():
                 families[name].add_metric([run_label], value)
         yield from families.values()
+
+
+def _state(run: Run) -> str:
+    if run.closed is not None:
+        return "closed"
+    return "stopped" if run.stopping.stopped is not None else "open"
 
 
 class Scrape(Collector):

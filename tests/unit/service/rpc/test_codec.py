@@ -452,6 +452,7 @@ class TestNodes:
             now=100.0,
             rounds=(RoundRecord("job1", 7, 2, 1_700_000_000.25, 31.25),),
             closed=CLOSED,
+            stopped=None,
             message="complete",
         )
         shown = rendezvous_to_pb(view)
@@ -479,6 +480,7 @@ class TestNodes:
             now=0.0,
             rounds=(),
             closed=None,
+            stopped=None,
             message="nobody",
         )
         shown = rendezvous_to_pb(view)

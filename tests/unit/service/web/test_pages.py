@@ -119,6 +119,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
         store_keys=0,
         store_bytes=0,
         closed=closed,
+        stopped=None,
         steps=views.StepsView(highest=7, lowest=5, lowest_rank=1, moved_at=1.0),
         save=None,
         checkpoints=views.CheckpointsView(
@@ -153,6 +154,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
         now=2.0,
         rounds=(RoundRecord(run_id, 0, 1, 1e9, 1.0),),
         closed=closed,
+        stopped=None,
         message=next(words),
     )
     hosts = tuple(

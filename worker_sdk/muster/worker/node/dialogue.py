@@ -12,6 +12,7 @@ from muster.client.protocol import PROTOCOL_VERSION
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker.closed import Closed, closed_from_pb
 from muster.worker.errors import MusterError, RefusedError
+from muster.worker.stopped import Stopped, stopped_from_pb
 from muster.worker.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,11 @@ TRANSIENT = frozenset({"SESSION_REPLACED", "SLOW_CONSUMER"})
 """Reasons to open another stream: the node still has its place."""
 FORGOTTEN = "RUN_FORGOTTEN"
 """The reason of a run that an operator has removed. A node that joins again starts another run."""
+STOPPED = "RUN_STOPPED"
+"""The reason of a run that was stopped, to be resumed by other agents."""
 CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED", FORGOTTEN})
 """Reasons that say that the run is over."""
-PLACE_LOST = CLOSING | {"NODE_REMOVED", "SUPERSEDED"}
+PLACE_LOST = CLOSING | {STOPPED, "NODE_REMOVED", "SUPERSEDED"}
 """The only reasons by which a node of a complete round loses its place."""
 
 
@@ -67,6 +70,8 @@ class JoinDialogue:
         stands_by: whether the node waits for a place to become free.
         waits_since: when a coordinator started to count this attempt's join timeout; None while none does.
         closed: how the run was closed; None while the node knows of no closing.
+        stopped: how the run was stopped; None while the node knows of no stop.
+        nodes_gone: how many nodes of a stopped round have gone.
         met: whether the coordinator has ever answered.
         admitted: whether it has answered in this attempt.
     """
@@ -76,6 +81,7 @@ class JoinDialogue:
         self.node = pb.Node(incarnation=uuid.uuid4().hex, address=config.address, pid=os.getpid())
         self.attempt = 0
         self.closed: Closed | None = None
+        self.stopped: Stopped | None = None
         self.met = False
         self._reset()
 
@@ -83,6 +89,7 @@ class JoinDialogue:
         self.place: Place | None = None
         self.error: MusterError | None = None
         self.waiting = 0
+        self.nodes_gone = 0
         self.fenced = False
         self.stands_by = False
         self.waits_since: float | None = None
@@ -103,6 +110,12 @@ class JoinDialogue:
     def over(self) -> bool:
         """Whether the attempt has ended."""
         return self.error is not None or self.fenced
+
+    @property
+    def knows_stopped(self) -> bool:
+        """Whether the node was told that the run was stopped."""
+        refused = isinstance(self.error, RefusedError) and self.error.reason == STOPPED
+        return self.stopped is not None or refused
 
     @property
     def knows_closed(self) -> bool | None:
@@ -155,6 +168,11 @@ class JoinDialogue:
             logger.info("%s", response.standing.message)
         elif kind == "nodes_waiting":
             self.waiting = response.nodes_waiting.count
+        elif kind == "stopped":
+            if self.stopped is None:
+                self.stopped = stopped_from_pb(response.stopped.stopped)
+                logger.info("run %s was %s", self.config.run_id, self.stopped)
+            self.nodes_gone = response.stopped.nodes_gone
         elif kind == "closed":
             self.closed = closed_from_pb(response.closed)
             logger.info("run %s was closed by %s", self.config.run_id, self.closed)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 
@@ -30,6 +30,7 @@ from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.node.dialogue import FORGOTTEN, JoinDialogue
 from muster.worker.node.dialogue import NodeConfig as NodeConfig
 from muster.worker.node.dialogue import Place as Place
+from muster.worker.stopped import stopped_from_pb
 from muster.worker.transport.channel import open_channel
 from muster.worker.transport.fork_guard import GrpcUsage, await_before_fork, check, collect, forked
 from muster.worker.transport.stream import Heard, ReconnectingStream
@@ -46,17 +47,20 @@ class NodeMembership:
 
     Args:
         config: the node, and the terms on which it joins.
+        on_departure: called on the stream's thread when nodes of a stopped round have gone. It gets the place
+            of this node and their number, and must not wait.
 
     Raises:
         EnvironmentValueError: the token or a certificate cannot be used.
         MusterError: this process was forked from one that uses gRPC.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, on_departure: Callable[[Place, int], None] | None = None) -> None:
         check_credentials(config.endpoint)
         check()
         self.config = config
         self._dialogue = JoinDialogue(config)
+        self._on_departure = on_departure
         self._owner = os.getpid()
         self._changed = threading.Condition()
         """Guards the dialogue."""
@@ -110,6 +114,27 @@ class NodeMembership:
         return max(self._dialogue.waiting, int(self._dialogue.fenced))
 
     @property
+    def stopped(self) -> bool:
+        """Whether this node knows that the run was stopped, to be resumed by other agents."""
+        return self._dialogue.knows_stopped
+
+    def ask_stopped(self, timeout: float) -> bool:
+        """Return whether the run was stopped. If this node was not told, ask the coordinator.
+
+        Args:
+            timeout: seconds that the answer may take; without an answer the run counts as not stopped.
+        """
+        if self.stopped or self._dialogue.attempt == 0 or os.getpid() != self._owner:
+            return self.stopped
+        request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
+        try:
+            answer = self._ask(lambda channel: _stub(channel).Get, request, timeout)
+        except MusterError as error:
+            logger.warning("whether run %s was stopped is not known: %s", self.config.run_id, error)
+            return False
+        return answer.rendezvous.HasField("stopped")
+
+    @property
     def closed(self) -> bool | None:
         """Whether the run is closed; None if this node has no place, so that nobody tells it.
 
@@ -135,7 +160,7 @@ class NodeMembership:
         return answer.rendezvous.HasField("closed")
 
     def close(self, reason: str, timeout: float) -> None:
-        """Close the run for everyone, for good.
+        """Close the run for everyone, for good. A run that was stopped, to be resumed, is not closed.
 
         Args:
             reason: why, for people.
@@ -148,9 +173,14 @@ class NodeMembership:
         self._check_owner()
         self._check_run()
         by = f"node {self.config.address} (pid {os.getpid()})"
-        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
+        request = pb.CloseRequest(
+            run_id=self.config.run_id, by=by, reason=reason, create=True, unless_stopped=True
+        )
         answer = self._ask(lambda channel: _stub(channel).Close, request, timeout)
-        self._dialogue.closed = closed_from_pb(answer.closed)
+        if answer.HasField("stopped"):
+            self._dialogue.stopped = stopped_from_pb(answer.stopped)
+        else:
+            self._dialogue.closed = closed_from_pb(answer.closed)
 
     def leave(self, reason: str) -> None:
         """Give the place up. Nothing happens without a place, or if the coordinator cannot be reached."""
@@ -228,6 +258,9 @@ class NodeMembership:
                 self._stream.admit()
                 self._dialogue.hear(response, time.monotonic())
                 self._changed.notify_all()
+        place, gone = self._dialogue.place, self._dialogue.nodes_gone
+        if response.HasField("stopped") and place is not None and gone and self._on_departure is not None:
+            self._on_departure(place, gone)
         return Heard.ANSWER
 
     def call_ended(self, error: grpc.RpcError | None) -> None:

@@ -21,6 +21,13 @@ POLL_INTERVAL = 0.5
 """Seconds between two polls of whether the save is done."""
 
 Stop = Annotated[bool, typer.Option("--stop", help="End training after the save.")]
+AcrossGenerations = Annotated[
+    bool,
+    typer.Option(
+        "--across-generations",
+        help="With --stop: keep the request if the job restarts first; otherwise it lapses then.",
+    ),
+]
 Cancel = Annotated[bool, typer.Option("--cancel", help="Withdraw the request.")]
 Wait = Annotated[
     float,
@@ -37,6 +44,7 @@ Wait = Annotated[
 def save(
     run: options.Run,
     stop: Stop = False,
+    across_generations: AcrossGenerations = False,
     cancel: Cancel = False,
     reason: options.Reason = "",
     wait: Wait = 0.0,
@@ -50,11 +58,15 @@ def save(
     """
     if cancel and (stop or wait):
         fail("--cancel withdraws the request: give neither --stop nor --wait with it", Exit.USAGE)
+    if across_generations and not stop:
+        fail("--across-generations is for a request with --stop; any other is kept anyway", Exit.USAGE)
     with connect(endpoint, timeout) as client:
         if cancel:
             asked = client.cancel_save(run_pb2.CancelSaveRequest(run_id=run, reason=reason)).save
         else:
-            request = run_pb2.RequestSaveRequest(run_id=run, stop=stop, by=caller(), reason=reason)
+            request = run_pb2.RequestSaveRequest(
+                run_id=run, stop=stop, by=caller(), reason=reason, across_generations=across_generations
+            )
             asked = client.request_save(request).save
             if wait:
                 asked = _wait_for(client, run, wait)
@@ -69,7 +81,7 @@ def _wait_for(client: Client, run: str, wait: float) -> run_pb2.Save:
         # If a newer request has replaced this one, wait for that.
         if now.state == run_pb2.SAVE_STATE_DONE:
             return now
-        if now.state == run_pb2.SAVE_STATE_WITHDRAWN:
+        if now.state in (run_pb2.SAVE_STATE_WITHDRAWN, run_pb2.SAVE_STATE_LAPSED):
             fail(f"run {run}: {save_text(now)}", Exit.CLOSED)
         if time.monotonic() >= deadline:
             fail(

@@ -17,10 +17,12 @@ def barrier_state(barrier: barrier_pb2.Barrier) -> str:
 
 
 def run_state(run: run_pb2.Run) -> str:
-    """Return ``OPEN``, ``CLOSED`` or ``FORGOTTEN``."""
+    """Return ``OPEN``, ``STOPPED``, ``CLOSED`` or ``FORGOTTEN``."""
     if run.forgotten:
         return "FORGOTTEN"
-    return "CLOSED" if run.HasField("closed") else "OPEN"
+    if run.HasField("closed"):
+        return "CLOSED"
+    return "STOPPED" if run.HasField("stopped") else "OPEN"
 
 
 def connection(node: rendezvous_pb2.NodeView) -> str:

@@ -159,6 +159,7 @@ def run_text(
             }
         ),
         _closed(run.closed) if run.HasField("closed") else "",
+        _stopped(run.stopped) if run.HasField("stopped") else "",
         _save(run.save) if run.HasField("save") else "",
         _table("Failed saves", columns.FAILED_SAVES, run.checkpoints.failures, color=color),
         _rendezvous(rendezvous) if rendezvous.max_nodes or rendezvous.rounds else "",
@@ -192,6 +193,17 @@ def _closed(closed: common_pb2.Closed) -> str:
         "At": closed.closed_at.ToJsonString(),
     }
     return f"Closed:\n{indented(fields(shown))}"
+
+
+def _stopped(stopped: common_pb2.Stopped) -> str:
+    shown = {
+        "Step": str(stopped.step),
+        "By": stopped.by,
+        "Reason": stopped.reason or NOTHING,
+        "At": stopped.stopped_at.ToJsonString(),
+        "Next": "start the job again under this run id; it resumes",
+    }
+    return f"Stopped:\n{indented(fields(shown))}"
 
 
 def _save(save: run_pb2.Save) -> str:

@@ -15,6 +15,14 @@ SUCCESSION_WINDOW = 60.0
 its first hello, and again when an older process of its rank comes back. A process that has taken over no
 group by then is a helper, and barriers do not wait for it in place of the dead process."""
 
+VERBS = {
+    MemberState.LEFT: "left",
+    MemberState.LOST: "was lost",
+    MemberState.IDLE: "has not called for long",
+    MemberState.EVICTED: "was evicted",
+}
+"""What became of a process, for people."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:

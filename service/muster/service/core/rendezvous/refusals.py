@@ -3,7 +3,7 @@
 from muster.service.core.rendezvous.nodes import Departed, Node
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import JoinRendezvous
-from muster.service.core.vocabulary.model import Closed, RendezvousSettings
+from muster.service.core.vocabulary.model import Closed, RendezvousSettings, Stopped
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 
@@ -13,6 +13,15 @@ def run_closed(run_id: str, closed: Closed) -> Refusal:
         Reason.RUN_CLOSED,
         f"{report.run_closed(run_id, closed)}. A closed run admits no newcomers: start the job under "
         "another run id.",
+    )
+
+
+def run_stopped(run_id: str, stopped: Stopped) -> Refusal:
+    """Return the refusal for a node of a stopped run."""
+    return Refusal(
+        Reason.RUN_STOPPED,
+        f"{report.run_stopped(run_id, stopped)}. End this agent. A new agent with the same run id resumes "
+        "the job.",
     )
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from muster.service.core.elapsed import elapsed
-from muster.service.core.rendezvous import refusals
+from muster.service.core.rendezvous import refusals, timeouts
 from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
@@ -27,10 +27,11 @@ from muster.service.core.vocabulary.effects import (
     Refused,
     RoundComplete,
     RoundRecord,
+    RoundStopped,
     Standing,
 )
 from muster.service.core.vocabulary.events import JoinRendezvous, SessionId
-from muster.service.core.vocabulary.model import Closed, Instant, NodeStanding, RendezvousSettings
+from muster.service.core.vocabulary.model import Closed, Instant, NodeStanding, RendezvousSettings, Stopped
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 ROUND_HISTORY = 64
@@ -72,6 +73,8 @@ class Rendezvous:
         """When the last call ends, on the monotonic clock; None: fewer than ``min_nodes`` are there."""
         self._announced_waiting = 0
         self._announced_at = float("-inf")
+        self.stopped: Stopped | None = None
+        """How the complete round was stopped."""
 
     # ------------------------------------------------------------------ looking
 
@@ -110,6 +113,10 @@ class Rendezvous:
         """Whether the node is in the complete round by this attempt."""
         node = self._places.participants.get(incarnation)
         return self.complete and node is not None and node.attempt == attempt
+
+    def had_rank(self, incarnation: str) -> bool:
+        """Whether the node was in the last complete round."""
+        return incarnation in self._ranks
 
     def message(self) -> str:
         """Return the state of the rendezvous, in words."""
@@ -154,6 +161,8 @@ class Rendezvous:
             if self.complete and node.standing is NodeStanding.PARTICIPANT:
                 # The count may have changed while the stream was lost, even to 0.
                 effects.send(ask.session, NodesWaiting(self._announced_waiting))
+                if self.stopped is not None:
+                    effects.send(ask.session, self._round_stopped(self.stopped))
             self._advance(now, effects)
             return node
         self._check_settings(ask, node)
@@ -207,6 +216,23 @@ class Rendezvous:
             effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), closed))
         self._announce_waiting(now, effects)
 
+    def stop(self, stopped: Stopped, effects: Effects) -> None:
+        """End the waits of nodes without a place, and tell the complete round that its run was stopped."""
+        for node in self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT):
+            self._refuse(node, refusals.run_stopped(self.run_id, stopped), effects)
+        if self.complete:
+            self.stopped = stopped
+            self._tell_stopped(stopped, effects)
+
+    def _tell_stopped(self, stopped: Stopped, effects: Effects) -> None:
+        told = dict.fromkeys(self._sessions(), NO_RANKS)
+        if told:
+            effects.deliveries.append(Delivery(told, self._round_stopped(stopped)))
+
+    def _round_stopped(self, stopped: Stopped) -> RoundStopped:
+        """The survivors need not wait for nodes that have gone."""
+        return RoundStopped(stopped, self.rounds[-1].world_size - self.count(NodeStanding.PARTICIPANT))
+
     # ------------------------------------------------------------------ time
 
     def on_time(self, now: Instant, effects: Effects) -> None:
@@ -222,7 +248,7 @@ class Rendezvous:
     def _end_waits(self, now: Instant, effects: Effects) -> None:
         """Refuse the nodes whose join timeout is over. The refusal names all of them."""
         late = [
-            (node, self._timeout_report(node, now), self._nodes_gone(now))
+            (node, timeouts.timeout_report(self, node, now), timeouts.nodes_gone(self, now))
             for node in self
             if self._waits(node) and now.monotonic >= node.joined_at + node.settings.join_timeout
         ]
@@ -275,6 +301,8 @@ class Rendezvous:
         effects.notices.append(
             Notice("node.gone", self.run_id, f"node {node} of round {self.round}: {reason}")
         )
+        if self.stopped is not None:
+            self._tell_stopped(self.stopped, effects)
 
     def _refuse(self, node: Node, refusal: Refusal, effects: Effects) -> None:
         self._vacate(node, effects)
@@ -314,6 +342,7 @@ class Rendezvous:
     def _begin_round(self, now: Instant, effects: Effects) -> None:
         """Form the next round after the last node left: first its nodes, then the others by join."""
         self.complete = False
+        self.stopped = None
         self.round = max(self.round + 1, self._min_round)
         self._last_call = None
         self._announced_waiting = 0
@@ -406,8 +435,11 @@ class Rendezvous:
         )
 
     def _announce_waiting(self, now: Instant, effects: Effects) -> None:
-        """Tell the nodes of the complete round how many nodes wait, if that number changed."""
-        if not self.complete:
+        """Tell the nodes of the complete round how many nodes wait, if that number changed.
+
+        A stopped round ends by itself: the nodes that wait must not interrupt its last work.
+        """
+        if not self.complete or self.stopped is not None:
             return
         count = self.count(NodeStanding.WAITING)
         if count == self._announced_waiting:
@@ -438,28 +470,6 @@ class Rendezvous:
     def _is_alone(self, own: Node | None) -> bool:
         """Whether no other node has a place."""
         return all(node is own for node in self)
-
-    def _timeout_report(self, node: Node, now: Instant) -> str:
-        others = [n.info for n in self if n is not node and n.standing is node.standing]
-        others += [one.info for one in self.departed if one.timed_out_just_now(self.round, now.monotonic)]
-        assert self.settings is not None
-        return report.rendezvous_timed_out(
-            self.run_id,
-            self.round,
-            node.settings.join_timeout,
-            [node.info, *others],
-            self.settings,
-            running=self.count(NodeStanding.PARTICIPANT) if self.complete else None,
-        )
-
-    def _nodes_gone(self, now: Instant) -> str:
-        return report.nodes_gone(
-            [
-                (one.info, one.round, one.reason, now.monotonic - one.at)
-                for one in self.departed
-                if not one.timed_out_just_now(self.round, now.monotonic)
-            ]
-        )
 
     # ------------------------------------------------------------------ restoring
 

@@ -17,6 +17,7 @@ from muster.service.core.vocabulary.model import (
     RendezvousSettings,
     Save,
     Shape,
+    Stopped,
 )
 from muster.service.core.vocabulary.operations import Answer, Changed
 from muster.service.core.vocabulary.refusal import Refusal
@@ -31,6 +32,7 @@ class RunRecord:
     closed: Closed | None = None
     active_at: float | None = None
     """About when it was last used, in seconds since 1970; None in records of older versions."""
+    stopped: Stopped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +341,14 @@ class NodesWaiting:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundStopped:
+    """Tells the nodes of a round that their run was stopped, and how many of them have gone."""
+
+    stopped: Stopped
+    nodes_gone: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLeft:
     """Answers a LeaveRendezvous."""
 
@@ -349,8 +359,10 @@ class NodeLeft:
 class RunClosed:
     """Answers a CloseRun."""
 
-    closed: Closed
+    closed: Closed | None
+    """None: the run was stopped, and is not closed."""
     was_closed: bool
+    stopped: Stopped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +386,7 @@ class SaveAsked:
     reason: str
     """The requester and the reason, for people."""
     withdrawn: bool = False
+    """Whether it was withdrawn or has lapsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +417,7 @@ Message: TypeAlias = (
     | Standing
     | RoundComplete
     | NodesWaiting
+    | RoundStopped
     | NodeLeft
     | RunClosed
     | Evicted

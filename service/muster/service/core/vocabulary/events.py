@@ -204,6 +204,8 @@ class CloseRun:
     abort_barriers: bool = False
     create: bool = False
     """Create an unknown run as a closed one, so that nobody can join it later."""
+    unless_stopped: bool = False
+    """Close nothing if the run was stopped, because it is to be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,8 @@ class RequestSave:
     reason: str
     known: int | None = None
     """The newest request that the caller had heard of; None: unknown."""
+    across_generations: bool = False
+    """Keep a request with ``stop`` in force when a newer generation starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,19 @@ class Closed:
     """Seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """How a generation of a run ended: all ranks saved at one step because they were asked to stop."""
+
+    step: int
+    by: str
+    reason: str
+    at: float
+    """Seconds since 1970."""
+    generation: int
+    """The generation that it ended. A newer one resumes the run."""
+
+
 class SaveState(enum.IntEnum):
     """The state of a requested save. The values are those of the protocol."""
 
@@ -110,6 +123,8 @@ class SaveState(enum.IntEnum):
     AGREED = 2
     DONE = 3
     WITHDRAWN = 4
+    LAPSED = 5
+    """Its generation ended first."""
 
     @property
     def stands(self) -> bool:
@@ -135,7 +150,16 @@ class Save:
     step: int | None = None
     """The step that the ranks agreed on."""
     ended_at: float | None = None
-    """When it was done or withdrawn, in seconds since 1970."""
+    """When it was done, was withdrawn or lapsed, in seconds since 1970."""
+    generation: int = 0
+    """The generation in which it was made."""
+    across_generations: bool = False
+    """Whether a request that ends training stays in force when a newer generation starts."""
+
+    @property
+    def lapses(self) -> bool:
+        """Whether it ends with its generation."""
+        return self.stop and not self.across_generations
 
 
 class SlowestWrite(NamedTuple):

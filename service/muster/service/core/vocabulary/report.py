@@ -16,6 +16,7 @@ from muster.service.core.vocabulary.model import (
     NodeInfo,
     Outcome,
     RendezvousSettings,
+    Stopped,
 )
 
 MAX_NAMED_SINGLY = 16
@@ -350,6 +351,12 @@ def run_closed(run_id: str, closed: Closed) -> str:
     """Return how a run was closed."""
     why = f": {shown(closed.reason)}" if closed.reason else ""
     return f"run {run_id} was closed by {shown(closed.by)}{why}"
+
+
+def run_stopped(run_id: str, stopped: Stopped) -> str:
+    """Return how a run was stopped."""
+    why = f": {shown(stopped.reason)}" if stopped.reason else ""
+    return f"run {run_id} was stopped at step {stopped.step} by {shown(stopped.by)}{why}"
 
 
 def evicted(reason: str) -> str:

@@ -14,7 +14,7 @@ from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call
-from muster.service.wire import barrier_names_to_pb, closed_to_pb, node_to_pb, rendezvous_to_pb
+from muster.service.wire import barrier_names_to_pb, closed_to_pb, node_to_pb, rendezvous_to_pb, stopped_to_pb
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 
 MAX_UNSENT = 100
@@ -122,6 +122,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
             lambda core, _: views.closing(core, request.run_id, create=request.create)
         )
         closed, was_closed = affected.closed, affected.closed is not None
+        stopped = None
         if not request.dry_run:
             with Call(self._driver, RunClosed) as call:
                 self._driver.submit(
@@ -132,13 +133,15 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
                         request.reason,
                         request.abort_barriers,
                         request.create,
+                        request.unless_stopped,
                     )
                 )
                 done = await call.answer()
-            closed, was_closed = done.closed, done.was_closed
+            closed, was_closed, stopped = done.closed, done.was_closed, done.stopped
         return rendezvous_pb2.CloseResponse(
             closed=closed_to_pb(closed) if closed is not None else None,
             was_closed=was_closed,
+            stopped=stopped_to_pb(stopped) if stopped is not None else None,
             waiting_nodes=[node_to_pb(node) for node in affected.waiting_nodes],
             nodes_in_round=affected.nodes_in_round,
             connected_processes=affected.connected_processes,

@@ -104,7 +104,15 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
         """Ask all ranks of a run to save at one step."""
         with Call(self._driver, SaveRequested) as call:
             known = request.known_number if request.HasField("known_number") else None
-            asked = RequestSave(call.id, request.run_id, request.stop, request.by, request.reason, known)
+            asked = RequestSave(
+                call.id,
+                request.run_id,
+                request.stop,
+                request.by,
+                request.reason,
+                known,
+                request.across_generations,
+            )
             self._driver.submit(asked)
             answer = await call.answer()
         return run_pb2.RequestSaveResponse(save=save_to_pb(answer.save), was_asked=answer.was_asked)

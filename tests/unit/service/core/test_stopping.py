@@ -1,0 +1,254 @@
+"""Invariant 23 (stopped is not finished): a run that was stopped on request can be started again."""
+
+import pytest
+
+from muster.service.core import views
+from muster.service.core.saving import PREFIX
+from muster.service.core.vocabulary.effects import RunClosed, SaveRequested
+from muster.service.core.vocabulary.events import CloseRun, Goodbye, RequestSave
+from muster.service.core.vocabulary.model import Save, SaveState, Stopped
+from muster.service.core.vocabulary.refusal import Reason
+from tests.support.expect import some
+from tests.support.world.core_client import Client
+from tests.support.world.core_world import RUN, WALL, World
+from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
+
+
+def ask(world: World, *, stop: bool = True, across: bool = False) -> object:
+    event = RequestSave(world.new_session(), RUN, stop, "ann", "a drain", across_generations=across)
+    (answer,) = world.ask(event)
+    return answer
+
+
+def newest(world: World) -> Save:
+    return some(world.coordinator.runs[RUN].saving.save)
+
+
+def stopped(world: World) -> Stopped | None:
+    return world.coordinator.runs[RUN].stopping.stopped
+
+
+def save_and_stop(clients: list[Client], step: int = 9) -> None:
+    """All ranks agree on a step, save, and say that training ends."""
+    for phase in ("agree", "done"):
+        for client in clients:
+            client.arrive(PREFIX, payload=f"{phase} {step} 1 1".encode())
+
+
+def leave(world: World, clients: list[Client]) -> None:
+    for client in clients:
+        world.do(Goodbye(some(client.session)))
+
+
+def job(most: int = 2) -> tuple[RendezvousWorld, list[Client]]:
+    """Nodes a and b in round 0, each with a rank."""
+    world = RendezvousWorld(nodes(2, most))
+    world.several("a", "b")
+    world.wait(LAST_CALL)
+    return world, world.ranks(2, prefix=PREFIX)
+
+
+def close(world: World, *, unless_stopped: bool = True) -> RunClosed:
+    event = CloseRun(world.new_session(), RUN, "node a", "over", unless_stopped=unless_stopped)
+    (answer,) = world.ask(event)
+    assert isinstance(answer, RunClosed)
+    return answer
+
+
+# ---------------------------------------------------------------------- what stops a run
+
+
+def test_run_is_stopped_when_all_ranks_confirmed_the_last_save():
+    world, clients = job()
+    ask(world)
+    assert stopped(world) is None
+    save_and_stop(clients)
+    assert stopped(world) == Stopped(9, "ann", "a drain", WALL + world.now, 0)
+    assert views.run(world.coordinator.runs[RUN], world.instant).stopped == stopped(world)
+
+
+def test_save_without_a_stop_leaves_the_run_open():
+    world, clients = job()
+    ask(world, stop=False)
+    for phase in ("agree", "done"):
+        for client in clients:
+            client.arrive(PREFIX, payload=f"{phase} 9 1 0".encode())
+    assert newest(world).state is SaveState.DONE
+    assert stopped(world) is None
+
+
+def test_stop_is_remembered_by_a_restarted_coordinator():
+    world, clients = job()
+    ask(world)
+    save_and_stop(clients)
+    before = stopped(world)
+    world.crash()
+    assert stopped(world) == before
+    assert world.rendezvous.stopped == before
+
+
+# ---------------------------------------------------------------------- its nodes
+
+
+def test_nodes_of_a_stopped_round_hear_of_the_stop_and_of_departures():
+    world, clients = job()
+    a, b = world.agents
+    ask(world)
+    save_and_stop(clients)
+    assert [one.nodes_gone for one in a.stopped] == [0]
+    assert a.stopped == b.stopped
+    a.leave("a signal")
+    assert [one.nodes_gone for one in b.stopped] == [0, 1]
+    b.lose_stream()
+    b.connect()
+    assert b.stopped[-1].nodes_gone == 1
+
+
+def test_silent_node_of_a_stopped_round_is_reported_as_gone():
+    world, clients = job()
+    a, b = world.agents
+    ask(world)
+    save_and_stop(clients)
+    a.lose_stream()
+    world.wait(KEEP_ALIVE + 1)
+    assert [one.nodes_gone for one in b.stopped] == [0, 1]
+
+
+def test_agent_of_a_stopped_round_is_refused_another_attempt():
+    world, clients = job()
+    a, b = world.agents
+    ask(world)
+    save_and_stop(clients)
+    a.join()
+    assert a.reason is Reason.RUN_STOPPED
+    b.leave()
+    b.join()
+    assert b.reason is Reason.RUN_STOPPED
+    assert "same run id resumes the job" in some(b.refusal).message
+
+
+def test_nodes_on_standby_are_sent_away_when_the_run_is_stopped():
+    world, clients = job()
+    spare = world.agent("c")
+    ask(world)
+    save_and_stop(clients)
+    assert spare.reason is Reason.RUN_STOPPED
+
+
+def test_new_agents_do_not_interrupt_a_stopped_round_and_start_the_next():
+    world, clients = job()
+    a, b = world.agents
+    ask(world)
+    save_and_stop(clients)
+    again = [world.agent("a"), world.agent("b")]
+    world.wait(5)
+    assert not a.told_waiting
+    assert not b.told_waiting
+    leave(world, clients)
+    a.leave()
+    b.leave()
+    assert {one.rank for one in again} == {0, 1}
+    assert stopped(world) is None
+    world.ranks(2, prefix=PREFIX, generation=some(again[0].place).round)
+    assert [client.save_asked for client in world.clients[2:]] == [None, None]
+
+
+# ---------------------------------------------------------------------- closing
+
+
+def test_agent_does_not_close_a_stopped_run():
+    world, clients = job()
+    ask(world)
+    save_and_stop(clients)
+    answer = close(world)
+    assert (answer.closed, answer.stopped) == (None, stopped(world))
+    assert world.coordinator.runs[RUN].closed is None
+
+
+def test_operator_closes_a_stopped_run_for_good():
+    world, clients = job()
+    ask(world)
+    save_and_stop(clients)
+    assert close(world, unless_stopped=False).closed is not None
+    assert world.agent("z").reason is Reason.RUN_CLOSED
+
+
+def test_finished_run_is_closed_by_its_agents():
+    world, clients = job()
+    leave(world, clients)
+    assert close(world).closed is not None
+
+
+# ---------------------------------------------------------------------- starting again without a rendezvous
+
+
+def test_job_that_starts_again_in_its_generation_is_not_stopped():
+    world = World()
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    save_and_stop(clients)
+    leave(world, clients)
+    again = world.ranks(prefix=PREFIX)
+    assert stopped(world) is None
+    assert [client.save_asked for client in again] == [None, None]
+    world.crash()
+    assert stopped(world) is None
+
+
+# ---------------------------------------------------------------------- the life of a request
+
+
+def test_request_to_a_stopped_run_is_the_one_that_stopped_it():
+    world, clients = job()
+    ask(world)
+    save_and_stop(clients)
+    leave(world, clients)
+    for stop in (True, False):
+        answer = ask(world, stop=stop)
+        assert isinstance(answer, SaveRequested)
+        assert (answer.was_asked, answer.save.number) == (True, 1)
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_request_with_stop_lapses_when_the_job_starts_again(generation: int):
+    world = World()
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    leave(world, clients)
+    again = world.ranks(prefix=PREFIX, generation=generation)
+    assert newest(world).state is SaveState.LAPSED
+    assert all(some(client.save_asked).withdrawn for client in again)
+    # It may be asked for once more.
+    answer = ask(world)
+    assert isinstance(answer, SaveRequested)
+    assert (answer.was_asked, answer.save.number) == (False, 2)
+
+
+def test_request_across_generations_outlives_a_restart_of_the_job():
+    world = World()
+    clients = world.ranks(prefix=PREFIX)
+    ask(world, across=True)
+    leave(world, clients)
+    again = world.ranks(prefix=PREFIX, generation=1)
+    assert newest(world).state is SaveState.ASKED
+    save_and_stop(again)
+    assert some(stopped(world)).generation == 1
+
+
+def test_request_during_a_restart_is_for_the_round_that_forms():
+    world, clients = job()
+    leave(world, clients)
+    for agent in world.agents[:2]:
+        agent.join()
+    ask(world)
+    world.ranks(2, prefix=PREFIX, generation=1)
+    assert newest(world).state is SaveState.ASKED
+
+
+def test_request_without_members_is_refused():
+    world = World()
+    clients = world.ranks(prefix=PREFIX)
+    leave(world, clients)
+    answer = ask(world)
+    assert some(getattr(answer, "refusal", None)).reason is Reason.NO_MEMBERS
+    assert world.coordinator.runs[RUN].saving.save is None

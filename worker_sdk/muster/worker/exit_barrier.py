@@ -1,0 +1,43 @@
+"""torch's exit barrier: each agent waits there until the workers of all agents have ended, for up to 300 s.
+
+A node that has gone never comes. When the run was stopped on request, the others end the wait without it.
+"""
+
+import logging
+import time
+
+from torch.distributed import Store
+
+from muster.worker.errors import MusterError
+
+logger = logging.getLogger(__name__)
+
+KEY = "torchelastic/agent/terminal_state"
+"""The prefix of its keys: ``_TERMINAL_STATE_SYNC_ID`` of ``torch.distributed.elastic.agent.server.api``."""
+ARRIVED = f"{KEY}/num_members"
+"""The number of agents that wait: ``_NUM_MEMBERS`` of ``torch.distributed.elastic.utils.store``."""
+RELEASED = f"{KEY}/last_member"
+"""Ends the wait: ``_LAST_MEMBER_CHECKIN`` of the same module."""
+POLL_INTERVAL = 0.2
+"""Seconds between two looks at how many agents wait."""
+TIMEOUT = 300.0
+"""Seconds. torch's own wait ends then by default."""
+
+
+def release_without(gone: int, world_size: int, store: Store) -> None:
+    """Release the exit barrier once all remaining nodes wait at it.
+
+    Args:
+        gone: how many nodes have gone.
+        world_size: the number of nodes of the round.
+        store: the store of the round, over which the agents meet.
+    """
+    deadline = time.monotonic() + TIMEOUT
+    try:
+        while store.add(ARRIVED, 0) < world_size - gone:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_INTERVAL)
+        store.set(RELEASED, "")
+    except MusterError as error:
+        logger.warning("torch's exit barrier waits for %d nodes that have gone: %s", gone, error)

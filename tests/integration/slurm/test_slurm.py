@@ -99,22 +99,31 @@ def slurm() -> Iterator[Slurm]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """The coordinator of the cluster."""
+    with Coordinator(tmp_path_factory.mktemp("coordinator")) as running:
+        yield running
+
+
 @pytest.fixture(scope="module", autouse=True)
-def limited(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job with a coordinator of its own, whose time limit is near.
+def limited(slurm: Slurm, shared: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A task of an array, without torchrun, whose time limit is near.
 
     Slurm looks at time limits every 30 s, so the job waits for it while the first test runs.
     """
-    own = {"MUSTER_ENDPOINT": "", "COORDINATOR_PORT": str(free_port())}
-    job = Job(slurm, tmp_path_factory.mktemp("limited"), "torchrun.sbatch", **own)
+    folder = tmp_path_factory.mktemp("limited")
+    # No other job preempts one of this partition.
+    options = ["--array=3", "--partition=high"]
+    job = Job(slurm, folder, "ranks.sbatch", *options, MUSTER_ENDPOINT=shared.endpoint)
     job.began(0)
     # Held, it does not start its next life before its test lets it.
     slurm.call("scontrol", "update", f"JobId={job.id}", "TimeLimit=2", "Priority=0")
     return job
 
 
-def test_preempted_job_is_requeued_and_goes_on(slurm: Slurm, coordinator: Coordinator, tmp_path: Path):
-    job = Job(slurm, tmp_path, "torchrun.sbatch", MUSTER_ENDPOINT=coordinator.endpoint)
+def test_preempted_job_is_requeued_and_goes_on(slurm: Slurm, shared: Coordinator, tmp_path: Path):
+    job = Job(slurm, tmp_path, "torchrun.sbatch", MUSTER_ENDPOINT=shared.endpoint)
     assert job.began(0) == [0, 0]
     place = ["--partition=high", "--exclusive", "--nodes=2", f"--nodelist={','.join(job.nodes)}"]
     urgent = slurm.call("sbatch", "--parsable", *place, "--wrap=true")
@@ -124,48 +133,38 @@ def test_preempted_job_is_requeued_and_goes_on(slurm: Slurm, coordinator: Coordi
     job.finish()
 
 
-def test_job_goes_on_after_its_time_limit_and_not_after_scancel(slurm: Slurm, limited: Job):
+def test_job_at_its_time_limit_is_requeued_and_goes_on(slurm: Slurm, shared: Coordinator, limited: Job):
     limited.requeued()
+    assert f"the time limit of job {limited.id} is near" in limited.story()
+    # Else it would be warned again at once: its script wants to know 180 s before.
     slurm.call("scontrol", "update", f"JobId={limited.id}", "TimeLimit=UNLIMITED")
     slurm.call("scontrol", "release", str(limited.id))
-    assert limited.began(1) == [limited.saved(0)] * RANKS
-    # scancel signals the coordinator in the job as well, and the ranks save nevertheless.
-    slurm.call("scancel", str(limited.id))
-    until(lambda: limited.state["JobState"] == "CANCELLED", limited.story)
-    assert limited.saved(1) >= limited.saved(0)
-    assert limited.state["Restarts"] == "1"
+    assert limited.began(1) == [limited.saved()] * RANKS
+    limited.finish()
+    assert "Error" not in limited.story()  # the relays'
+    runs = json.loads(muster(shared.endpoint, "get", "runs", "--output=json").stdout)["runs"]
+    # Slurm's restart is the run's next generation.
+    assert [run["generation"] for run in runs if run["run_id"] == f"{limited.id}_3"] == ["1"]
 
 
-def test_job_of_a_drained_node_goes_on_without_it(slurm: Slurm, coordinator: Coordinator, tmp_path: Path):
-    job = Job(slurm, tmp_path, "torchrun.sbatch", MUSTER_ENDPOINT=coordinator.endpoint)
+def test_job_goes_on_without_a_drained_node_and_not_after_scancel(slurm: Slurm, tmp_path: Path):
+    port = str(free_port())
+    job = Job(slurm, tmp_path, "torchrun.sbatch", MUSTER_ENDPOINT="", COORDINATOR_PORT=port)
     job.began(0)
     drained = min(job.nodes)
     slurm.call("scontrol", "update", f"NodeName={drained}", "State=DRAIN", "Reason=a fan")
-    try:
-        result = muster(coordinator, "save", str(job.id), "--stop", f"--reason={drained} is drained")
-        assert result.returncode == 0, result.stderr
-        job.requeued()
-        assert job.began(1) == [job.saved()] * RANKS
-        assert drained not in job.nodes
-        job.finish()
-    finally:
-        slurm.call("scontrol", "update", f"NodeName={drained}", "State=RESUME")
-
-
-def test_requeued_task_of_an_array_goes_on_without_torchrun(
-    slurm: Slurm, coordinator: Coordinator, tmp_path: Path
-):
-    job = Job(slurm, tmp_path, "ranks.sbatch", "--array=3", MUSTER_ENDPOINT=coordinator.endpoint)
-    job.began(0)
-    slurm.call("scontrol", "requeue", str(job.id))
+    result = muster(f"127.0.0.1:{port}", "save", str(job.id), "--stop", f"--reason={drained} is drained")
+    assert result.returncode == 0, result.stderr
     job.requeued()
-    assert job.began(1) == [job.saved()] * RANKS
-    job.finish()
-    (run,) = json.loads(muster(coordinator, "get", "runs", "--output=json").stdout)["runs"]
-    assert run["run_id"] == f"{job.id}_3"
-    assert run["generation"] == "1"
+    assert job.began(1) == [job.saved(0)] * RANKS
+    assert drained not in job.nodes
+    # scancel signals the coordinator in the job as well, and the ranks save nevertheless.
+    slurm.call("scancel", str(job.id))
+    until(lambda: job.state["JobState"] == "CANCELLED", job.story)
+    assert job.saved(1) >= job.saved(0)
+    assert job.state["Restarts"] == "1"
 
 
-def muster(coordinator: Coordinator, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [str(MUSTER), *arguments, f"--endpoint={coordinator.endpoint}", f"--timeout={PATIENCE}"]
+def muster(endpoint: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(MUSTER), *arguments, f"--endpoint={endpoint}", f"--timeout={PATIENCE}"]
     return fork_client.run(command, timeout=2 * PATIENCE)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.worker import environment, launchers
+from muster.client import launchers
+from muster.worker import environment
 from muster.worker.environment import EnvironmentValueError
 
 NUMBERS: list[tuple[Callable[..., int], str, list[str]]] = [

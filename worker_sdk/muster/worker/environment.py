@@ -6,10 +6,10 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
+from muster.client import launchers
 from muster.client.addresses import checked
 from muster.client.errors import EnvironmentValueError as EnvironmentValueError
-from muster.worker import launchers
-from muster.worker.launchers import Launcher
+from muster.client.launchers import Launcher
 
 logger = logging.getLogger(__name__)
 

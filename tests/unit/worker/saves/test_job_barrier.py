@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.worker import launchers
+from muster.client import launchers
 from muster.worker.errors import MusterError
 from muster.worker.saves.job_barrier import rank_and_world_size
 

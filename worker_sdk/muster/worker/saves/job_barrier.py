@@ -7,7 +7,8 @@ from typing import cast
 
 import torch.distributed as dist
 
-from muster.worker import environment, launchers
+from muster.client import launchers
+from muster.worker import environment
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.saves.local_barrier import LocalBarrier

@@ -10,6 +10,7 @@ from muster.service.core.vocabulary.effects import (
     RankOwnerRecord,
     RoundRecord,
     RunRecord,
+    SaveRecord,
     ShapeRecord,
     StoreKeyRecord,
     StoreOperationRecord,
@@ -28,8 +29,11 @@ from muster.service.core.vocabulary.model import (
     Outcome,
     Ranks,
     RendezvousSettings,
+    Save,
+    SaveState,
     Shape,
     SlowestWrite,
+    Stopped,
 )
 from muster.service.core.vocabulary.operations import Done, Flag, Number, Value
 
@@ -41,6 +45,7 @@ pids = st.integers(0, 2**31 - 1)
 seconds = st.floats(0, 1e7)
 
 dates = st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: micros / 1e6)
+moments = st.integers(0, 4 * 10**9).map(float)
 timeouts = st.integers(1, 2**40).map(lambda millis: millis / 1000)
 
 runs = st.builds(
@@ -49,6 +54,7 @@ runs = st.builds(
     numbers,
     st.none() | st.builds(Closed, texts, texts, dates),
     st.none() | st.integers(0, 4 * 10**9).map(float),
+    st.none() | st.builds(Stopped, numbers, texts, texts, moments, numbers),
 )
 evictions = st.builds(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
 rounds = st.builds(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
@@ -118,7 +124,24 @@ decisions = st.builds(
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
 )
-moments = st.integers(0, 4 * 10**9).map(float)
+saves = st.builds(
+    SaveRecord,
+    names,
+    st.builds(
+        Save,
+        number=numbers,
+        state=st.sampled_from(SaveState),
+        stop=st.booleans(),
+        by=texts,
+        reason=texts,
+        asked_at=moments,
+        since=numbers,
+        step=st.none() | numbers,
+        ended_at=st.none() | moments,
+        generation=numbers,
+        across_generations=st.booleans(),
+    ),
+)
 checkpoints = st.builds(
     CheckpointsRecord,
     names,
@@ -158,6 +181,7 @@ kept = (
     | evictions
     | rounds
     | participants
+    | saves
     | checkpoints
     | store_keys
     | store_operations

@@ -50,6 +50,7 @@ from muster.service.core.vocabulary.model import (
     SaveState,
     Shape,
     SlowestWrite,
+    Stopped,
 )
 from muster.service.core.vocabulary.operations import Done, Number
 from muster.service.rpc.codec import encode_session_message
@@ -113,7 +114,13 @@ CHECKPOINTS = CheckpointsRecord(
 )
 EVICTION = EvictionRecord("job1", 5, 3, (1 << 32) + 9)
 ALL_KINDS: list[StoredRecord] = [
-    RunRecord("job1", 3, Closed("me", "done", 1_700_000_001.25), 1_700_000_002.5),
+    RunRecord(
+        "job1",
+        3,
+        Closed("me", "done", 1_700_000_001.25),
+        1_700_000_002.5,
+        Stopped(9, "me", "a drain", 1_700_000_001.25, 3),
+    ),
     GroupRecord("job1", "checkpoint", 3, 6),
     SHAPE,
     SPEAKER,

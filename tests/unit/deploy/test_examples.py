@@ -20,13 +20,16 @@ from lab.processes.coordinator import free_port
 from lab.processes.etcd import program as etcd_program
 from lab.processes.relay import Relay
 from muster.service.security.identity.rules import AUDIENCE
+from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from tests.support.deploy import rules
 from tests.support.deploy.helm import Helm, Manifest, Strict
+from tests.support.expect import some
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
 RESTORE, SNAPSHOT, ETCD = "restore-pod.yaml", "snapshot-claim.yaml", "etcd.yaml"
 SIDECAR = "relay-sidecar.yaml"
-NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT, ETCD, SIDECAR})
+RUNTIME, TRAINJOB = "training-runtime.yaml", "trainjob.yaml"
+NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT, ETCD, SIDECAR, TRAINJOB})
 """The training jobs under torchrun."""
 
 
@@ -43,6 +46,17 @@ def job_of(manifest: Manifest) -> Manifest | None:
         (replicated,) = manifest["spec"]["replicatedJobs"]
         assert set(replicated) == {"name", "replicas", "template"}
         spec = replicated["template"]["spec"]
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": spec}
+    if manifest["kind"] == "ClusterTrainingRuntime":
+        assert manifest["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+        (replicated,) = manifest["spec"]["template"]["spec"]["replicatedJobs"]
+        nodes = manifest["spec"]["mlPolicy"]["numNodes"]
+        # JobSet makes an indexed Job of it, and Trainer sets both numbers.
+        spec = replicated["template"]["spec"] | {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+        }
         return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": spec}
     return manifest if manifest["kind"] == "Job" else None
 
@@ -88,6 +102,33 @@ def test_torchrun_reads_their_flags(name: str):
     used = {word.partition(")")[0] for argument in container["args"] for word in argument.split("$(")[1:]}
     assert used <= variables
     assert int(arguments.nnodes.split(":")[-1]) == nodes_of(read(name))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pytorchjob.yaml"])
+def test_pods_of_a_stopped_run_are_made_again_and_do_not_count(name: str):
+    job = some(job_of(read(name)))["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    first = job["podFailurePolicy"]["rules"][0]
+    assert (first["action"], first["onExitCodes"]) == (
+        "Ignore",
+        {"containerName": container["name"], "operator": "In", "values": [DEFAULT_STOPPED_EXIT_CODE]},
+    )
+
+
+def test_pods_of_a_stopped_pytorchjob_are_started_again():
+    spec = read("pytorchjob.yaml")["spec"]
+    assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "OnFailure"
+    assert spec["runPolicy"]["backoffLimit"] >= 100
+
+
+def test_trainjob_uses_the_runtime_whose_container_trainer_fills():
+    job, runtime = read(TRAINJOB), read(RUNTIME)
+    assert (job["apiVersion"], job["kind"]) == (runtime["apiVersion"], "TrainJob")
+    assert job["spec"]["runtimeRef"] == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    # Trainer looks for both by these names.
+    assert (replicated["name"], container["name"]) == ("node", "node")
 
 
 def test_the_job_with_a_service_account_mounts_its_token_for_muster_alone():
@@ -156,7 +197,7 @@ def test_the_pod_that_restores_ends_when_it_is_told():
 
 def test_the_readme_names_each():
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"[{name}]({name})" in readme for name in [*NAMES, SIDECAR, RESTORE, SNAPSHOT])
+    assert all(f"[{name}]({name})" in readme for name in [*NAMES, TRAINJOB, SIDECAR, RESTORE, SNAPSHOT])
 
 
 # ---------------------------------------------------------------------- the relay in the pod

@@ -39,6 +39,7 @@ FAMILIES = {
     "muster_members": "gauge",
     "muster_sessions": "gauge",
     "muster_run_closed": "gauge",
+    "muster_run_stopped": "gauge",
     "muster_run_step": "gauge",
     "muster_run_step_spread": "gauge",
     "muster_run_still_seconds": "gauge",

@@ -374,3 +374,21 @@ def test_evicted_rank_is_counted_as_evicted(metrics: Metrics):
     world.evict(0)
     assert value(metrics, "muster_members", run=RUN, state="evicted") == 1
     assert value(metrics, "muster_members", run=RUN, state="connected") == 0
+
+
+def test_stopped_run_is_neither_open_nor_closed(metrics: Metrics):
+    world = World(2)
+    watch(metrics, world)
+    clients = world.ranks(prefix=PREFIX)
+    assert value(metrics, "muster_run_stopped", run=RUN) == 0
+    world.do(RequestSave(world.new_session(), RUN, True, "ann", ""))
+    for phase in ("agree", "done"):
+        for client in clients:
+            client.arrive(PREFIX, payload=f"{phase} 9 1 1".encode())
+    assert value(metrics, "muster_run_stopped", run=RUN) == 1
+    assert value(metrics, "muster_run_closed", run=RUN) == 0
+    assert {state: value(metrics, "muster_runs", state=state) for state in ("open", "stopped", "closed")} == {
+        "open": 0,
+        "stopped": 1,
+        "closed": 0,
+    }

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from queue import Queue
 
 import grpc
 import pytest
@@ -347,6 +348,51 @@ def test_closing_node_knows_that_the_run_is_closed(node: NodeMembership, wire: W
     wire.answer = BROKEN
     with pytest.raises(ConnectError):
         node.close("over", 1)
+
+
+# ---------------------------------------------------------------------- stopped runs
+
+STOPPED = common_pb2.Stopped(step=9, by="ann", reason="a drain")
+
+
+def test_node_of_a_stopped_round_hears_of_each_departure(wire: Wire):
+    heard: Queue[tuple[Place, int]] = Queue()
+    node = NodeMembership(CONFIG, lambda place, gone: heard.put((place, gone)))
+    stream = in_round(node, wire)
+    stream.push(stopped=pb.RoundStopped(stopped=STOPPED))
+    until(lambda: node.stopped)
+    stream.push(stopped=pb.RoundStopped(stopped=STOPPED, nodes_gone=1))
+    assert heard.get(timeout=PATIENCE) == (Place(0, 0, 2), 1)
+    assert heard.empty()
+    wire.answer = BROKEN
+    assert node.ask_stopped(1)
+    wire.answer = None
+    node.leave("the test is over")
+
+
+def test_refused_node_knows_that_the_run_was_stopped(node: NodeMembership, wire: Wire):
+    place = joining(node)
+    wire.stream().wait().fail(refusal("RUN_STOPPED"))
+    with pytest.raises(RefusedError):
+        place.result(PATIENCE)
+    assert node.stopped
+
+
+def test_closing_node_learns_that_the_run_was_stopped(node: NodeMembership, wire: Wire):
+    wire.answer = pb.CloseResponse(stopped=STOPPED)
+    node.close("over", 1)
+    assert node.stopped
+    assert node.closed is None
+
+
+def test_node_asks_whether_the_run_was_stopped(node: NodeMembership, wire: Wire):
+    assert not node.ask_stopped(1)
+    in_round(node, wire)
+    for rendezvous, stopped in ((pb.Rendezvous(), False), (pb.Rendezvous(stopped=STOPPED), True)):
+        wire.answer = pb.RendezvousServiceGetResponse(rendezvous=rendezvous)
+        assert node.ask_stopped(1) is stopped
+    wire.answer = BROKEN
+    assert not node.ask_stopped(1)
 
 
 # ---------------------------------------------------------------------- leaving

@@ -40,7 +40,10 @@ frameworks: .venv/.frameworks-installed
 .tools/%/.fetched:
 	-dev/fetch-debian.sh $*
 
-tools: .tools/prometheus/.fetched .tools/chromium/.fetched .tools/etcd-server/.fetched .tools/strace/.fetched
+.tools/slurm/.fetched:
+	-dev/fetch-debian.sh slurm slurmctld slurmd slurm-client munge
+
+tools: $(foreach tool,prometheus chromium etcd-server strace slurm,.tools/$(tool)/.fetched)
 
 demo: venv ## Show the main job: torchrun, train, save; kill a writer, a node and the coordinator; recover.
 	$(BIN)/python examples/demo.py

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Unpack a Debian package, and what it needs and the machine lacks, into .tools/PACKAGE; no root is needed.
+# Unpack Debian packages, and what they need and the machine lacks, into .tools/NAME; no root is needed.
 #
-# Usage: dev/fetch-debian.sh PACKAGE
+# Usage: dev/fetch-debian.sh NAME [PACKAGE…]     (without packages, NAME is the package)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-package=$1
-target=$PWD/.tools/$package
+name=$1
+packages=("${@:2}")
+[ "${#packages[@]}" -gt 0 ] || packages=("$name")
+target=$PWD/.tools/$name
 [ -e "$target/.fetched" ] && exit 0
 
 state=$PWD/.tools/apt
@@ -13,12 +15,12 @@ options=(-o Debug::NoLocking=1 -o "Dir::Cache=$state/cache" -o APT::Sandbox::Use
 
 fetch() {
     local names
-    names=$(apt-get "${options[@]}" --print-uris -y -qq --no-install-recommends install "$package" |
+    names=$(apt-get "${options[@]}" --print-uris -y -qq --no-install-recommends install "${packages[@]}" |
         sed -nE "s/^'[^']*' ([^_]+)_[^ ]+\.deb .*/\1/p")
-    # What the machine has already is not listed; the package itself is unpacked in any case.
-    names=$(printf '%s\n' $names "$package" | sort -u)
-    mkdir -p "$state/debs/$package"
-    (cd "$state/debs/$package" && apt-get "${options[@]}" -qq download $names)
+    # What the machine has already is not listed; the packages themselves are unpacked in any case.
+    names=$(printf '%s\n' $names "${packages[@]}" | sort -u)
+    mkdir -p "$state/debs/$name"
+    (cd "$state/debs/$name" && apt-get "${options[@]}" -qq download $names)
 }
 
 mkdir -p "$state/cache/archives/partial" "$state/lists/partial"
@@ -27,13 +29,13 @@ if ! fetch 2>"$state/error"; then
     options+=(-o "Dir::State::lists=$state/lists")
     if ! { apt-get "${options[@]}" -qq update && fetch; } 2>>"$state/error"; then
         cat "$state/error" >&2
-        echo "dev/fetch-debian.sh: cannot get the Debian package $package. Install it with: apt-get install $package" >&2
+        echo "dev/fetch-debian.sh: cannot get the Debian packages ${packages[*]}. Install them with: apt-get install ${packages[*]}" >&2
         exit 1
     fi
 fi
 rm -rf "$target"
-for deb in "$state/debs/$package"/*.deb; do
+for deb in "$state/debs/$name"/*.deb; do
     dpkg -x "$deb" "$target"
 done
-rm -rf "$state/debs/$package"
+rm -rf "$state/debs/$name"
 touch "$target/.fetched"

@@ -1,11 +1,15 @@
 """What a worker may leave to its environment: arguments win, and what is not usable is named."""
 
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from muster.client import launchers
 from muster.worker import environment
 from muster.worker.environment import EnvironmentValueError
 
@@ -131,3 +135,120 @@ def test_node_rank_is_torchruns(environ: dict[str, str], rank: int | None):
 def test_unusable_node_rank_is_named(value: str):
     with pytest.raises(EnvironmentValueError, match=f"GROUP_RANK = {value}"):
         environment.node_rank({"GROUP_RANK": value})
+
+
+ALL = (launchers.TORCH, *launchers.OTHERS)
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+PMI = {"PMI_RANK": "3", "PMI_SIZE": "4"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_JOB_ID": "71"}
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "71"}
+"""What a batch script has: it is one process, and no rank."""
+
+
+def placed(environ: dict[str, str]) -> tuple[int, int]:
+    return environment.rank(None, environ), environment.world_size(None, environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (OPEN_MPI, (1, 2)),
+        (PMI, (3, 4)),
+        (SLURM, (5, 6)),
+        # srun started the daemons of an MPI launcher, and these the ranks.
+        (SLURM | PMI, (3, 4)),
+        (SLURM | PMI | OPEN_MPI, (1, 2)),
+        # torchrun under srun.
+        (SLURM | PMI | OPEN_MPI | {"RANK": "7", "WORLD_SIZE": "8"}, (7, 8)),
+    ],
+)
+def test_rank_and_world_size_come_from_the_innermost_launcher(
+    environ: dict[str, str], expected: tuple[int, int]
+):
+    assert placed(environ) == expected
+    assert (environment.rank(9, environ), environment.world_size(10, environ)) == (9, 10)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([name for one in ALL for name in (one.rank, one.world_size)]),
+        st.integers(0, 99).map(str),
+    )
+)
+def test_rank_and_world_size_never_come_from_two_launchers(environ: dict[str, str]):
+    try:
+        found = placed(environ)
+    except EnvironmentValueError:
+        return
+    pairs = [(environ.get(one.rank), environ.get(one.world_size)) for one in ALL]
+    assert tuple(map(str, found)) in pairs
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [({"RANK": "0"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")],
+)
+def test_half_of_torchs_variables_is_refused_beside_a_whole_launcher(environ: dict[str, str], missing: str):
+    with pytest.raises(
+        EnvironmentValueError, match=f"{missing} is not set. RANK and WORLD_SIZE come from one"
+    ):
+        placed(SLURM | environ)
+
+
+def test_half_of_a_launchers_variables_is_passed_over():
+    assert placed(SLURM | {"PMI_RANK": "3", "OMPI_COMM_WORLD_SIZE": ""}) == (5, 6)
+
+
+@pytest.mark.parametrize("environ", [{}, BATCH])
+def test_missing_rank_names_all_variables_that_were_looked_for(environ: dict[str, str]):
+    with pytest.raises(EnvironmentValueError) as caught:
+        environment.rank(None, environ)
+    assert str(caught.value) == (
+        "global_rank is not given and RANK is not set. No other launcher says it either; looked for "
+        "OMPI_COMM_WORLD_RANK (Open MPI), PMI_RANK (PMI), SLURM_PROCID (Slurm). Pass it, or start the "
+        "process by a launcher."
+    )
+
+
+def test_unusable_rank_of_a_launcher_is_named():
+    with pytest.raises(EnvironmentValueError, match="SLURM_PROCID = x: it must be a whole number"):
+        environment.rank(None, SLURM | {"SLURM_PROCID": "x"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "run"),
+    [
+        ({"SLURM_JOB_ID": "71"}, "71"),
+        ({"SLURM_JOB_ID": "73", "SLURM_ARRAY_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "2"}, "71_2"),
+        ({"PMIX_NAMESPACE": "prterun-node-9@1"}, "prterun-node-9@1"),
+        ({"PMIX_NAMESPACE": "slurm.pmix.71.0", "SLURM_JOB_ID": "71"}, "71"),
+        ({"TORCHELASTIC_RUN_ID": "torch", "SLURM_JOB_ID": "71"}, "torch"),
+        ({"MUSTER_RUN_ID": "own", "SLURM_JOB_ID": "71"}, "own"),
+    ],
+)
+def test_run_is_named_after_the_launchers_job(environ: dict[str, str], run: str):
+    assert environment.run_id(None, environ) == run
+    assert environment.run_id("given", environ) == "given"
+
+
+def test_generation_is_the_restart_count_of_the_slurm_job():
+    restarted = SLURM | {"SLURM_RESTART_COUNT": "2"}
+    assert environment.generation(None, SLURM) == 0
+    assert environment.generation(None, restarted) == 2
+    assert environment.generation(None, restarted | {"TORCHELASTIC_RESTART_COUNT": "0"}) == 0
+    assert environment.generation(None, restarted | {"MUSTER_ROUND": "7"}) == 7
+    # Several jobs may follow one another under such a name, and each begins to count at 0.
+    assert environment.generation(None, restarted | {"MUSTER_RUN_ID": "own"}) == 0
+    assert environment.generation(None, restarted, given_run_id="own") == 0
+    assert environment.generation(None, restarted, given_run_id="71") == 2
+
+
+def test_log_says_once_where_the_rank_comes_from(caplog: pytest.LogCaptureFixture):
+    environ = {"SLURM_PROCID": "12345", "SLURM_STEP_NUM_TASKS": "23456"}
+    with caplog.at_level(logging.INFO, "muster.worker.environment"):
+        for _ in range(2):
+            placed(environ)
+            placed({"RANK": "0", "WORLD_SIZE": "1"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "this is rank 12345 of 23456, as Slurm says (SLURM_PROCID, SLURM_STEP_NUM_TASKS)"
+    ]

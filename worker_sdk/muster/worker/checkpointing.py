@@ -50,8 +50,8 @@ class GrpcBarrierConfig(_BarrierConfig):
 
     def __post_init__(self) -> None:
         self.endpoint = environment.endpoint(self.endpoint)
+        self.generation = environment.generation(self.generation, given_run_id=self.run_id)
         self.run_id = environment.run_id(self.run_id)
-        self.generation = environment.generation(self.generation)
 
     def create_barrier(self, rank_info: RankInfo) -> GrpcBarrier:
         """Build the barrier; called in the process that will use it.

@@ -1,11 +1,17 @@
 """Settings that a worker may take from environment variables. Explicit arguments win."""
 
+import functools
+import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from muster.client import launchers
 from muster.client.addresses import checked
 from muster.client.errors import EnvironmentValueError as EnvironmentValueError
+from muster.client.launchers import Launcher
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_RUN_ID = "default"
 DEFAULT_STOPPED_EXIT_CODE = 75
@@ -31,40 +37,63 @@ def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def run_id(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the run: the argument, ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
+    """Return the run: argument, ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, a launcher's job, ``default``.
+
+    The launcher's job is Slurm's, else the namespace of PMIx. A task of an array is ``ARRAY_TASK``: this name
+    stays the same when Slurm requeues the task.
 
     Raises:
         EnvironmentValueError: UTF-8 cannot encode it.
     """
-    value = given or environ.get("MUSTER_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID") or DEFAULT_RUN_ID
-    return text("run_id", value)
+    variables = ("MUSTER_RUN_ID", "TORCHELASTIC_RUN_ID")
+    named = given or next((environ[one] for one in variables if environ.get(one)), None)
+    job = launchers.slurm_job(environ) or environ.get(launchers.PMIX_JOB)
+    return text("run_id", named or job or DEFAULT_RUN_ID)
 
 
-def generation(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """Return the job's life: the argument, ``MUSTER_ROUND``, ``TORCHELASTIC_RESTART_COUNT``, else 0.
+def generation(
+    given: int | None, environ: Mapping[str, str] = os.environ, *, given_run_id: str | None = None
+) -> int:
+    """Return the life: argument, ``MUSTER_ROUND``, ``TORCHELASTIC_RESTART_COUNT``, Slurm's count, 0.
+
+    ``SLURM_RESTART_COUNT`` counts the lives of one Slurm job. A run with a name of its own may consist of
+    several Slurm jobs, so the variable counts only for a run that is named after its job.
+
+    Args:
+        given: the argument.
+        environ: the environment.
+        given_run_id: the argument for the run, if there is one.
 
     Raises:
         EnvironmentValueError: it is not a number from 0 up.
     """
-    return _number("generation", given, ("MUSTER_ROUND", "TORCHELASTIC_RESTART_COUNT"), environ, 0)
+    if given is not None:
+        return _natural("generation", str(given))
+    variables = ["MUSTER_ROUND", "TORCHELASTIC_RESTART_COUNT"]
+    if run_id(given_run_id, environ) == launchers.slurm_job(environ):
+        variables.append(launchers.SLURM_RESTARTS)
+    for variable in variables:
+        if environ.get(variable):
+            return _natural(variable, environ[variable])
+    return 0
 
 
 def rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """Return the global rank: the argument, else ``RANK``.
+    """Return the global rank: the argument, ``RANK``, else what another launcher says.
 
     Raises:
-        EnvironmentValueError: neither is set, or the value is not a number from 0 up.
+        EnvironmentValueError: nothing says it, or the value is not a number from 0 up.
     """
-    return _number("global_rank", given, ("RANK",), environ, None)
+    return _placement("global_rank", given, lambda launcher: launcher.rank, environ)
 
 
 def world_size(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of ranks: the argument, else ``WORLD_SIZE``.
+    """Return the number of ranks: the argument, ``WORLD_SIZE``, else what another launcher says.
 
     Raises:
-        EnvironmentValueError: neither is set, or the value is not a number from 0 up.
+        EnvironmentValueError: nothing says it, or the value is not a number from 0 up.
     """
-    return _number("global_world_size", given, ("WORLD_SIZE",), environ, None)
+    return _placement("global_world_size", given, lambda launcher: launcher.world_size, environ)
 
 
 def node_rank(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -92,21 +121,43 @@ def stopped_exit_code(environ: Mapping[str, str] = os.environ) -> int:
     return code
 
 
-def _number(
-    name: str,
-    given: int | None,
-    variables: tuple[str, ...],
-    environ: Mapping[str, str],
-    default: int | None,
+def _placement(
+    name: str, given: int | None, variable_of: Callable[[Launcher], str], environ: Mapping[str, str]
 ) -> int:
     if given is not None:
         return _natural(name, str(given))
-    for variable in variables:
-        if environ.get(variable):
-            return _natural(variable, environ[variable])
-    if default is None:
-        raise EnvironmentValueError(f"{name} is not given and {' or '.join(variables)} is not set.")
-    return default
+    launcher = launchers.find(environ)
+    variable = variable_of(launcher or launchers.TORCH)
+    if not environ.get(variable):
+        raise EnvironmentValueError(
+            f"{name} is not given and {variable} is not set. {_looked_for(launcher, variable_of)}"
+        )
+    value = _natural(variable, environ[variable])
+    if launcher is not None and launcher is not launchers.TORCH:
+        _log_launcher(launcher, environ[launcher.rank], environ[launcher.world_size])
+    return value
+
+
+def _looked_for(launcher: Launcher | None, variable_of: Callable[[Launcher], str]) -> str:
+    if launcher is not None:
+        return f"{launcher.rank} and {launcher.world_size} come from one launcher: set both."
+    others = ", ".join(f"{variable_of(one)} ({one.name})" for one in launchers.OTHERS)
+    return (
+        f"No other launcher says it either; looked for {others}. Pass it, or start the process by a launcher."
+    )
+
+
+@functools.cache
+def _log_launcher(launcher: Launcher, rank: str, world_size: str) -> None:
+    """Say once in a process where its rank comes from."""
+    logger.info(
+        "this is rank %s of %s, as %s says (%s, %s)",
+        rank,
+        world_size,
+        launcher.name,
+        launcher.rank,
+        launcher.world_size,
+    )
 
 
 MAX_NUMBER = 2**31 - 1

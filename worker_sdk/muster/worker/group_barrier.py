@@ -27,17 +27,18 @@ class GroupBarrier(VotingBarrier):
     Two objects with one prefix in one process share the session and the sequence.
 
     Args:
-        global_rank: this process's rank; default: ``RANK``.
-        global_world_size: the number of ranks; default: ``WORLD_SIZE``.
+        global_rank: this process's rank; default: ``RANK``, else as Open MPI, PMI or Slurm's ``srun`` says.
+        global_world_size: the number of ranks; default: ``WORLD_SIZE``, else as that launcher says.
         barrier_prefix: the group, such as ``"checkpoint"``. Barriers of different groups are independent.
         endpoint: the coordinator's ``host:port``, a relay's ``unix:///path``, or several addresses with
             commas between; default: ``MUSTER_ENDPOINT``.
         timeout_barrier_init_secs: seconds to reach the coordinator and join the group.
         timeout_secs: seconds for each barrier, counted by the coordinator from its first arrival; the
             first arrival's timeout is the one that counts.
-        run_id: the training job; default: ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``, else ``default``.
+        run_id: the training job; default: ``MUSTER_RUN_ID``, ``TORCHELASTIC_RUN_ID``,
+            Slurm's job, else ``default``.
         generation: the job's life between restarts; default: ``MUSTER_ROUND``,
-            ``TORCHELASTIC_RESTART_COUNT``, else 0.
+            ``TORCHELASTIC_RESTART_COUNT``, Slurm's restarts of that job, else 0.
         participants: the ranks that the group's barriers cover; default: all.
         host: the name under which this process is reported; default: the machine's.
 
@@ -91,7 +92,7 @@ class GroupBarrier(VotingBarrier):
             SessionConfig(
                 endpoint=environment.endpoint(endpoint),
                 run_id=environment.run_id(run_id),
-                generation=environment.generation(generation),
+                generation=environment.generation(generation, given_run_id=run_id),
                 rank=self.rank,
                 host=environment.text("host", host) if host else environment.host(),
                 node_rank=environment.node_rank(),
@@ -278,8 +279,8 @@ def synchronize(
 
     Args:
         data: this rank's bytes, at most the coordinator's ``max_payload_bytes``.
-        rank: this process's rank; default: ``RANK``.
-        world_size: the number of ranks; default: ``WORLD_SIZE``.
+        rank: this process's rank; default as in :class:`GroupBarrier`.
+        world_size: the number of ranks; default as in :class:`GroupBarrier`.
         prefix: the barriers' group.
         timeout: seconds to reach the coordinator, and then for all ranks to arrive.
         endpoint: the coordinator's ``host:port``, a relay's ``unix:///path``, or several addresses with

@@ -45,8 +45,8 @@ class SavePoint:
         signals: signals to this process that request a save of all ranks, after which training ends. Only the
             main thread may name any. Their previous handlers are still called.
         timeout_secs: seconds that a rank waits for the others, counted by the coordinator from the first one.
-        rank: this process's; default: ``RANK``.
-        world_size: the number of ranks; default: ``WORLD_SIZE``.
+        rank: this process's; default as in :class:`~muster.worker.GrpcBarrier`.
+        world_size: the number of ranks; default as in :class:`~muster.worker.GrpcBarrier`.
         endpoint: the coordinator's; default: ``MUSTER_ENDPOINT``.
         run_id: the training job; default as in :class:`~muster.worker.GrpcBarrier`.
         generation: the job's life; default as in :class:`~muster.worker.GrpcBarrier`.

@@ -7,6 +7,7 @@ from typing import cast
 
 import torch.distributed as dist
 
+from muster.client import launchers
 from muster.worker import environment
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
@@ -15,14 +16,13 @@ from muster.worker.saves.local_barrier import LocalBarrier
 STARTED = int(time.time())
 """The generation of a job that needs no coordinator. It differs in each life, so no new save has the name of
 an unfinished one."""
-LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Variables by which launchers other than torchrun say how many processes they started."""
 
 
 def rank_and_world_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Return this process's rank and the number of ranks.
 
-    They come from ``RANK`` and ``WORLD_SIZE``, else from torch's process group, else they are 0 and 1.
+    They come from ``RANK`` and ``WORLD_SIZE``, else from torch's process group, else from another launcher.
+    Without any of these they are 0 and 1.
 
     Raises:
         EnvironmentValueError: a variable is not a number, or ``WORLD_SIZE`` is missing.
@@ -32,7 +32,9 @@ def rank_and_world_size(environ: Mapping[str, str] = os.environ) -> tuple[int, i
         return environment.rank(None, environ), environment.world_size(None, environ)
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    for variable in LAUNCHERS:
+    if launchers.find(environ) in launchers.OTHERS:
+        return environment.rank(None, environ), environment.world_size(None, environ)
+    for variable in (launcher.world_size for launcher in launchers.OTHERS):
         if environ.get(variable, "1") != "1":
             raise MusterError(
                 f"{variable} = {environ[variable]}, and this process has no rank: it would save alone. Call "

@@ -40,8 +40,8 @@ def release_without(gone: int, world_size: int, store: Keys, prefix: str, ended:
     Args:
         gone: how many nodes have gone.
         world_size: the number of nodes of the round.
-        store: the store over which the agents meet, and not one of torch: a thread in the C++ code of those aborts
-            the process if the interpreter ends meanwhile.
+        store: the store over which the agents meet, and not one of torch: a thread in the C++ code of those
+            aborts the process if the interpreter ends meanwhile.
         prefix: that of the round's keys.
         ended: set when this agent waits no longer.
     """

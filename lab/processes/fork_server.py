@@ -78,7 +78,8 @@ def _call(program: Callable[[], None]) -> None:
     try:
         program()
     except Exception as error:
-        # The hook may raise SystemExit, whose code Python takes.
+        # As Python does: what the error holds lives until the end, and the hook may raise SystemExit.
+        sys.last_value = error
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
 

@@ -374,7 +374,7 @@ class CloseRequest(google.protobuf.message.Message):
     ABORT_BARRIERS_FIELD_NUMBER: builtins.int
     DRY_RUN_FIELD_NUMBER: builtins.int
     CREATE_FIELD_NUMBER: builtins.int
-    UNLESS_STOPPED_FIELD_NUMBER: builtins.int
+    EVEN_IF_STOPPED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     by: builtins.str
@@ -387,8 +387,8 @@ class CloseRequest(google.protobuf.message.Message):
     """Change nothing; say who would be affected."""
     create: builtins.bool
     """Begin the run if there is none, so that nobody can join it later."""
-    unless_stopped: builtins.bool
-    """Close nothing if the run was stopped, because it is to be resumed."""
+    even_if_stopped: builtins.bool
+    """Close a run that was stopped, too, although it could be resumed. Agents do not set this."""
     def __init__(
         self,
         *,
@@ -398,9 +398,9 @@ class CloseRequest(google.protobuf.message.Message):
         abort_barriers: builtins.bool = ...,
         dry_run: builtins.bool = ...,
         create: builtins.bool = ...,
-        unless_stopped: builtins.bool = ...,
+        even_if_stopped: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["abort_barriers", b"abort_barriers", "by", b"by", "create", b"create", "dry_run", b"dry_run", "reason", b"reason", "run_id", b"run_id", "unless_stopped", b"unless_stopped"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["abort_barriers", b"abort_barriers", "by", b"by", "create", b"create", "dry_run", b"dry_run", "even_if_stopped", b"even_if_stopped", "reason", b"reason", "run_id", b"run_id"]) -> None: ...
 
 global___CloseRequest = CloseRequest
 
@@ -437,7 +437,7 @@ class CloseResponse(google.protobuf.message.Message):
 
     @property
     def stopped(self) -> muster.v1.common_pb2.Stopped:
-        """How the run was stopped, so that it was not closed (CloseRequest.unless_stopped)."""
+        """How the run was stopped, so that it was not closed (CloseRequest.even_if_stopped)."""
 
     def __init__(
         self,

@@ -754,7 +754,7 @@ class SaveAsked(google.protobuf.message.Message):
     reason: builtins.str
     """Who asked, and why, for people."""
     withdrawn: builtins.bool
-    """It is asked for no longer."""
+    """Nothing is to be done for it: it is done, was withdrawn, or has lapsed."""
     def __init__(
         self,
         *,

@@ -1,9 +1,7 @@
 """torch's exit barrier of a stopped run: it waits for the nodes that remain, and for no other."""
 
 import threading
-import time
 
-import pytest
 from torch.distributed import HashStore, PrefixStore
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.utils import store as torch_store
@@ -11,7 +9,7 @@ from torch.distributed.elastic.utils import store as torch_store
 from lab.patience import PATIENCE
 from muster.worker import exit_barrier
 from muster.worker.errors import ConnectError
-from muster.worker.exit_barrier import release_without
+from muster.worker.exit_barrier import ExitBarrier
 from tests.support.expect import some
 
 
@@ -26,41 +24,41 @@ def test_barrier_is_released_when_all_remaining_nodes_wait():
     store = PrefixStore("round", whole)
     waits = threading.Thread(target=torch_store.barrier, args=(store, 3, exit_barrier.KEY, PATIENCE))
     waits.start()
-    release = threading.Thread(target=release_without, args=(1, 3, whole, "round", threading.Event()))
-    release.start()
+    barrier = ExitBarrier(whole)
+    barrier.release_without(1, 3, "round")
     torch_store.barrier(store, 3, exit_barrier.KEY, PATIENCE)
     waits.join(PATIENCE)
-    release.join(PATIENCE)
     assert not waits.is_alive()
-    assert not release.is_alive()
 
 
-def test_barrier_is_not_released_while_a_remaining_node_works(monkeypatch: pytest.MonkeyPatch):
+def test_barrier_waits_for_a_remaining_node_and_hears_of_more_that_have_gone():
     store = HashStore()
+    barrier = ExitBarrier(store)
+    barrier.release_without(1, 3, "round")
     store.add(f"round/{exit_barrier.ARRIVED}", 1)
-    looks: list[float] = []
-
-    class Ended(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            looks.append(some(timeout))
-            return False
-
-    monkeypatch.setattr(time, "monotonic", lambda: len(looks) * exit_barrier.TIMEOUT / 3)
-    release_without(1, 3, store, "round", Ended())
-    assert len(looks) >= 2
+    thread = some(barrier._thread)
     assert not store.check([f"round/{exit_barrier.RELEASED}"])
+    barrier.release_without(2, 3, "round")
+    assert barrier._thread is thread
+    thread.join(PATIENCE)
+    assert store.check([f"round/{exit_barrier.RELEASED}"])
 
 
 def test_agent_that_ends_looks_no_longer():
-    store, ended = HashStore(), threading.Event()
-    ended.set()
-    release_without(1, 3, store, "round", ended)
+    store = HashStore()
+    barrier = ExitBarrier(store)
+    barrier.release_without(1, 3, "round")
+    barrier.end()
+    some(barrier._thread).join(PATIENCE)
     assert not store.check([f"round/{exit_barrier.RELEASED}"])
 
 
 def test_lost_coordinator_ends_the_attempt_to_release():
     class Lost(HashStore):
-        def add(self, key: str, amount: int) -> int:
+        def check(self, keys: list[str]) -> bool:
             raise ConnectError("lost")
 
-    release_without(1, 3, Lost(), "round", threading.Event())
+    barrier = ExitBarrier(Lost())
+    barrier.release_without(1, 3, "round")
+    some(barrier._thread).join(PATIENCE)
+    assert not some(barrier._thread).is_alive()

@@ -424,6 +424,14 @@ def test_shutdown_returns_if_the_exit_code_of_a_stopped_run_is_0(monkeypatch: py
     assert handler.shutdown() is False
 
 
+def test_stopped_agent_keeps_its_exit_code_if_the_coordinator_is_away():
+    handler, membership = made()
+    membership.stopped = True
+    membership.answer = ConnectError("away")
+    with pytest.raises(SystemExit, match="75"):
+        handler.shutdown()
+
+
 @pytest.mark.parametrize("value", ["-1", "256", "75.0", "temporary"])
 def test_exit_code_of_a_stopped_run_is_checked(monkeypatch: pytest.MonkeyPatch, value: str):
     monkeypatch.setenv("MUSTER_STOPPED_EXIT_CODE", value)

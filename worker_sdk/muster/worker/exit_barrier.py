@@ -9,6 +9,7 @@ import time
 from typing import Protocol
 
 from muster.worker.errors import MusterError
+from muster.worker.transport.fork_guard import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -27,29 +28,54 @@ TIMEOUT = 300.0
 class Keys(Protocol):
     """The store over which the agents meet."""
 
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number, and return it."""
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+
+    def get(self, key: str) -> bytes:
+        """Return a value."""
 
     def set(self, key: str, value: str) -> None:
         """Set a value."""
 
 
-def release_without(gone: int, world_size: int, store: Keys, prefix: str, ended: threading.Event) -> None:
-    """Release the exit barrier once all remaining nodes wait at it.
+class ExitBarrier:
+    """Releases the exit barrier of a stopped run once all remaining nodes wait at it.
 
     Args:
-        gone: how many nodes have gone.
-        world_size: the number of nodes of the round.
         store: the store over which the agents meet, and not one of torch: a thread in the C++ code of those
             aborts the process if the interpreter ends meanwhile.
-        prefix: that of the round's keys.
-        ended: set when this agent waits no longer.
     """
-    deadline = time.monotonic() + TIMEOUT
-    try:
-        while store.add(f"{prefix}/{ARRIVED}", 0) < world_size - gone:
-            if ended.wait(POLL_INTERVAL) or time.monotonic() >= deadline:
-                return
-        store.set(f"{prefix}/{RELEASED}", "")
-    except MusterError as error:
-        logger.info("torch's exit barrier may wait for %d nodes that have gone: %s", gone, error)
+
+    def __init__(self, store: Keys) -> None:
+        self._store = store
+        self._ended = threading.Event()
+        self._gone = 0
+        self._thread: threading.Thread | None = None
+
+    def release_without(self, gone: int, world_size: int, prefix: str) -> None:
+        """Release it without the nodes that have gone, on a thread.
+
+        Args:
+            gone: how many nodes have gone; a later call may name more.
+            world_size: the number of nodes of the round.
+            prefix: that of the round's keys.
+        """
+        self._gone = gone
+        if self._thread is None:
+            what, name = "torch's exit barrier", "muster-exit-barrier"
+            self._thread = start_thread(what, name, self._run, world_size, prefix)
+
+    def end(self) -> None:
+        """End the thread, since this agent waits no longer."""
+        self._ended.set()
+
+    def _run(self, world_size: int, prefix: str) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        arrived = f"{prefix}/{ARRIVED}"
+        try:
+            while not self._store.check([arrived]) or int(self._store.get(arrived)) < world_size - self._gone:
+                if self._ended.wait(POLL_INTERVAL) or time.monotonic() >= deadline:
+                    return
+            self._store.set(f"{prefix}/{RELEASED}", "")
+        except MusterError as error:
+            logger.info("torch's exit barrier may wait for nodes that have gone: %s", error)

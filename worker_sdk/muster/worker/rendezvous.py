@@ -7,6 +7,7 @@ the closed state and the agents' store, so no node hosts them for the others.
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -44,11 +45,10 @@ from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
-from muster.worker.exit_barrier import release_without
+from muster.worker.exit_barrier import ExitBarrier
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.node.relay import NodeRelay, start
 from muster.worker.store import CoordinatorStore
-from muster.worker.transport.fork_guard import start_thread
 
 Traceback: TypeAlias = TracebackType | None
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, Traceback], object]
@@ -95,7 +95,6 @@ class MusterRendezvousHandler(RendezvousHandler):
         stopped_exit_code: int = DEFAULT_STOPPED_EXIT_CODE,
     ) -> None:
         self.stopped_exit_code = stopped_exit_code
-        self._ended = threading.Event()
         self._close_timeout = close_timeout
         self._relay = start(config.endpoint) if relay else None
         if self._relay is not None:
@@ -104,9 +103,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         """Workers connect to the same endpoint."""
         try:
             self._store = CoordinatorStore(config.endpoint, config.run_id)
-            self._membership = NodeMembership(
-                config, partial(_node_gone, self._store, config.run_id, self._ended)
-            )
+            self._exit_barrier = ExitBarrier(self._store)
+            self._membership = NodeMembership(config, partial(_node_gone, self._exit_barrier, config.run_id))
         except BaseException:
             if self._relay is not None:
                 self._relay.stop()
@@ -266,23 +264,32 @@ class MusterRendezvousHandler(RendezvousHandler):
         Raises:
             SystemExit: the run was stopped. The exit code asks the scheduler to start the job again.
         """
+        closed = False
         try:
             self.set_closed()
-        except RendezvousError:
-            return False
+            closed = True
+        except RendezvousError as error:
+            logger.warning("run %s could not be closed: %s", self.get_run_id(), error)
         finally:
-            self._ended.set()
+            self._exit_barrier.end()
             self._membership.leave("the job is over")
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
             _handlers.discard(self)
-        if self._membership.stopped:
-            if self.stopped_exit_code:
-                logger.info("run %s was stopped: exit code %d", self.get_run_id(), self.stopped_exit_code)
-                raise SystemExit(self.stopped_exit_code)
-            return False
-        return True
+        if not self._membership.stopped:
+            return closed
+        if self.stopped_exit_code:
+            failure = sys.exc_info()[1]
+            told = f", although this agent failed: {failure!r}" if failure is not None else ""
+            logger.warning(
+                "run %s was stopped, to be resumed: exit code %d%s",
+                self.get_run_id(),
+                self.stopped_exit_code,
+                told,
+            )
+            raise SystemExit(self.stopped_exit_code)
+        return False
 
 
 _handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
@@ -306,11 +313,9 @@ def _keys_of(run_id: str, round: int) -> str:
     return f"torch.rendezvous.{run_id}.{round}"
 
 
-def _node_gone(store: CoordinatorStore, run_id: str, ended: threading.Event, place: Place, gone: int) -> None:
+def _node_gone(barrier: ExitBarrier, run_id: str, place: Place, gone: int) -> None:
     """Let the agents that remain of a stopped round end without those that have gone."""
-    keys = _keys_of(run_id, place.round)
-    arguments = gone, place.world_size, store, keys, ended
-    start_thread("torch's exit barrier", "muster-exit-barrier", release_without, *arguments)
+    barrier.release_without(gone, place.world_size, _keys_of(run_id, place.round))
 
 
 def _exit_stopped(previous: Hook, kind: type[BaseException], error: BaseException, trace: Traceback) -> None:
@@ -318,6 +323,9 @@ def _exit_stopped(previous: Hook, kind: type[BaseException], error: BaseExceptio
 
     Python takes the exit code of a ``SystemExit`` that an excepthook raises.
     """
+    if _handlers and threading.current_thread() is threading.main_thread():
+        # A second signal must not interrupt the question whether the run was stopped.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stopped = next((one for one in list(_handlers) if one.stopped_exit_code and one.was_stopped), None)
     if stopped is None or not isinstance(error, SignalException):
         previous(kind, error, trace)

@@ -1,6 +1,7 @@
 """A run: one training job, its processes, its groups, and the rendezvous of its nodes."""
 
 import math
+from dataclasses import replace
 
 from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.group import Group
@@ -159,9 +160,6 @@ class Run:
         for group in self.groups.values():
             group.reset_membership(effects)
         self.saving.renew(self.generation, now, effects)
-        if self.stopping.stopped is not None:
-            self.stopping.start_again()
-            self.write_record(now, effects)
 
     @property
     def _was_complete(self) -> bool:
@@ -195,6 +193,8 @@ class Run:
         process = self.roster.find(info.rank, info.incarnation)
         if process is None:
             self._restart_if_deserted(info, now, effects)
+            if self.stopping.start_again():
+                self.write_record(now, effects)
             successor_until = now.monotonic + SUCCESSION_WINDOW if self.roster.of_rank(info.rank) else None
             process = Process(
                 run_id=self.run_id,
@@ -282,9 +282,8 @@ class Run:
     def mark_gone(self, process: Process, effects: Effects, reason: str = "") -> None:
         """Record that a process left or was lost. The caller checks the barriers afterwards."""
         self._record_state_change(process, effects)
-        verb = VERBS[process.state]
         why = f": {report.shown(reason)}" if reason else ""
-        effects.notices.append(Notice("member.gone", self.run_id, f"{process} {verb}{why}"))
+        effects.notices.append(Notice("member.gone", self.run_id, f"{process} {VERBS[process.state]}{why}"))
 
     def end_heir(self, process: Process) -> None:
         """End the succession window of a process. The caller checks the barriers afterwards."""
@@ -317,25 +316,24 @@ class Run:
         if self.groups or self.generation:
             # The workers use the round as their generation, so its number must be new.
             self.rendezvous.raise_next_round(self.generation)
-        closed = self.closed
-        if closed is not None and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
-            raise run_closed(self.run_id, closed)
-        self.stopping.check_node(ask)
+        if self.closed and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
+            raise run_closed(self.run_id, self.closed)
+        self.stopping.check_node(ask, now, effects)
         node = self.rendezvous.join(ask, now, effects)
-        if closed is not None:
-            effects.send(ask.session, closed)
+        if self.closed:
+            effects.send(ask.session, self.closed)
         return node
 
     def close(self, event: CloseRun, now: Instant, effects: Effects) -> bool:
         """Close the run, by invariant 13 (closing is final); the first call counts.
 
-        If the event says so, a stopped run is not closed.
+        A stopped run is closed only if the event says so.
 
         Returns:
             Whether it had been closed before.
         """
         was_closed = self.closed is not None
-        if event.unless_stopped and self.stopping.stopped is not None:
+        if not event.even_if_stopped and self.stopping.stopped is not None:
             return was_closed
         if self.closed is None:
             self.closed = Closed(event.by, event.reason, now.wall)
@@ -351,7 +349,7 @@ class Run:
         return was_closed
 
     def request_save(self, ask: RequestSave, now: Instant, effects: Effects) -> bool:
-        """Ask all ranks for a save. The save that stopped a run covers every later request to it.
+        """Ask all ranks for a save.
 
         Returns:
             Whether an earlier request covers this one, so that nothing was changed.
@@ -359,15 +357,18 @@ class Run:
         Raises:
             Refusal: NO_MEMBERS: nobody could save.
         """
-        if self.stopping.stopped is not None and self.saving.save is not None:
+        if self.stopping.covers_requests and self.saving.save is not None:
             return True
         if self.roster.deserted and not len(self.rendezvous):
             raise refusals.no_members(self.run_id)
+        if ask.known is not None and self.rendezvous.restarts:
+            # The signal to this rank is its agent's, which restarts its workers to let other nodes in.
+            ask = replace(ask, stop=False)
         return self.saving.request(ask, self.stopping.coming_generation, now, effects)
 
     def apply_save_decision(self, now: Instant, effects: Effects) -> None:
-        """Apply a decision of the group in which ranks agree on saves. It may stop the run."""
-        if (save := self.saving.apply_decision(now, effects)) is not None:
+        """Apply a decision of the group in which ranks agree on saves. It may stop an open run."""
+        if (save := self.saving.apply_decision(now, effects)) is not None and self.closed is None:
             self.stopping.stop(save, now, effects)
             self.write_record(now, effects)
 
@@ -466,10 +467,9 @@ class Run:
         Raises:
             Refusal: BARRIER_NOT_FOUND.
         """
-        group = self.groups.get(prefix)
-        if group is None:
+        if prefix not in self.groups:
             raise refusals.group_not_found(self.run_id, prefix, self.groups)
-        return group
+        return self.groups[prefix]
 
     def restore_group(self, prefix: str, generation: int, first_sequence: int) -> Group:
         """Restore a group."""

@@ -69,14 +69,14 @@ class Saving:
 
     @property
     def asked(self) -> SaveAsked | None:
-        """The message for a process that connects. It may have missed a withdrawal, too."""
-        return None if self.save is None or self.save.state is SaveState.DONE else _announcement(self.save)
+        """The message for a process that connects. If it is over, later ones are told apart by it."""
+        return None if self.save is None else _announcement(self.save)
 
     def request(self, ask: RequestSave, generation: int, now: Instant, effects: Effects) -> bool:
         """Request a save.
 
-        A pending request covers the new one, with two exceptions: the ranks failed to agree on it, or the new
-        one ends training and the pending one does not. Then the new request replaces the pending one.
+        A pending request of the same generation covers the new one, with two exceptions: the ranks failed to
+        agree on it, or the new one ends training and the pending one does not. Then the new one replaces it.
 
         Args:
             ask: the request. If its caller had not heard of the newest request, that covers it.
@@ -85,15 +85,18 @@ class Saving:
             effects: receives what follows.
 
         Returns:
-            Whether an earlier request covers this one, so that nothing was changed.
+            Whether an earlier request covers this one. Then at most its validity was extended.
         """
-        last, stop, known = self.save, ask.stop, ask.known
-        if last is not None and known is not None and last.number > known and last.stop >= stop:
-            return True
-        if last is not None and last.state.stands:
-            if last.stop >= stop and not self._failed(last):
+        last, stop = self.save, ask.stop
+        if last is not None and not last.lapses_before(generation):
+            unheard = ask.known is not None and last.number > ask.known and last.generation == generation
+            pending = last.state.stands and not self._failed(last)
+            if last.stop >= stop and (pending or (unheard and last.state is not SaveState.LAPSED)):
+                if ask.across_generations and last.state.stands:
+                    self._keep(replace(last, across_generations=True), effects)
                 return True
-            stop = stop or last.stop
+            if last.state.stands:
+                stop = stop or last.stop
         number = last.number + 1 if last is not None else 1
         asked = Save(
             number,
@@ -109,7 +112,8 @@ class Saving:
         self._keep(asked, effects)
         self._tell(asked, effects)
         ending = ", and training is to end" if stop else ""
-        self._note("asked", f"was asked for by {report.shown(ask.by)}{ending}{_because(ask.reason)}", effects)
+        text = f"was asked for by {report.shown(ask.by)}{ending}{_because(ask.reason)}"
+        self._note("asked", text, effects)
         return False
 
     def withdraw(self, reason: str, now: Instant, effects: Effects) -> Save:
@@ -184,7 +188,7 @@ class Saving:
         """
         if self.save is None or not self.save.state.stands:
             return
-        if self.save.lapses and self.save.generation <= over:
+        if self.save.lapses_before(over + 1):
             self._keep(replace(self.save, state=SaveState.LAPSED, ended_at=now.wall), effects)
             self._note("lapsed", f"lapsed, because generation {self.save.generation} is over", effects)
         else:
@@ -242,7 +246,7 @@ def _parse_vote(payload: bytes) -> SaveVote | None:
 
 
 def _announcement(save: Save) -> SaveAsked:
-    withdrawn = save.state in (SaveState.WITHDRAWN, SaveState.LAPSED)
+    withdrawn = not save.state.stands
     why = f"asked for by {report.shown(save.by)}{_because(save.reason)}"
     return SaveAsked(save.number, save.since, save.stop, why, withdrawn)
 

@@ -37,9 +37,14 @@ class Stopping:
 
     @property
     def _generation(self) -> int:
-        """The newest generation: that of the processes, or that of the complete round."""
-        complete = self._rendezvous.round if self._rendezvous.complete else 0
-        return max(self._roster.generation, complete)
+        """The newest generation: that of the processes, or that of the newest complete round."""
+        rounds = self._rendezvous.rounds
+        return max(self._roster.generation, rounds[-1].round if rounds else 0)
+
+    @property
+    def covers_requests(self) -> bool:
+        """Whether the save that stopped the run is what a request asks for, as no job begins after it."""
+        return self.stopped is not None and self.coming_generation <= self.stopped.generation
 
     @property
     def coming_generation(self) -> int:
@@ -52,21 +57,29 @@ class Stopping:
         assert save.step is not None
         stopped = Stopped(save.step, save.by, save.reason, now.wall, self._generation)
         self.stored = stopped
-        self._rendezvous.stop(stopped, effects)
+        self._rendezvous.stop(stopped, now, effects)
         effects.notices.append(Notice("run.stopped", self._run_id, report.run_stopped(self._run_id, stopped)))
 
     def restore_round(self) -> None:
         """Tell the restored rendezvous whether its round was stopped."""
-        self._rendezvous.stopped = self.stopped
+        if self._rendezvous.complete:
+            self._rendezvous.stopped = self.stopped
 
-    def start_again(self) -> None:
-        """Forget that the run was stopped, because the job has started again in the same generation."""
+    def start_again(self) -> bool:
+        """Forget that the run was stopped, because a new process of the job is there in the same generation.
+
+        Returns:
+            Whether it was stopped. A round that still runs means that the process belongs to the stopped job.
+        """
+        if self.stopped is None or self._rendezvous.stopped is not None:
+            return False
         self.stored = None
+        return True
 
-    def check_node(self, ask: JoinRendezvous) -> None:
-        """Refuse another attempt of a node whose round was stopped.
+    def check_node(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> None:
+        """Refuse another attempt of an agent of the stopped job, and give its place up.
 
-        A new agent is not refused: it starts the run again.
+        A new agent, which makes its first attempt, is not refused: it starts the run again.
 
         Raises:
             Refusal: RUN_STOPPED.
@@ -74,5 +87,6 @@ class Stopping:
         stopped, incarnation = self.stopped, ask.node.incarnation
         if stopped is None or self._rendezvous.holds_round(incarnation, ask.attempt):
             return
-        if self._rendezvous.had_rank(incarnation):
+        if ask.attempt > 1 or ask.round is not None:
+            self._rendezvous.leave(incarnation, "its run was stopped", now, effects)
             raise refusals.run_stopped(self._run_id, stopped)

@@ -40,9 +40,16 @@ def test_refused_node_knows_that_the_run_was_stopped(node: NodeMembership, wire:
 
 def test_closing_node_learns_that_the_run_was_stopped(node: NodeMembership, wire: Wire):
     wire.answer = pb.CloseResponse(stopped=STOPPED)
+    in_round(node, wire)
     node.close("over", 1)
     assert node.stopped
-    assert node.closed is None
+    assert not node.closed
+
+
+def test_new_node_that_fails_was_not_in_the_stopped_round(node: NodeMembership, wire: Wire):
+    wire.answer = pb.CloseResponse(stopped=STOPPED)
+    node.close("over", 1)
+    assert not node.stopped
 
 
 def test_node_asks_whether_the_run_was_stopped(node: NodeMembership, wire: Wire):

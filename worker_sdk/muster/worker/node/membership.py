@@ -23,8 +23,8 @@ from muster.client.calls import ELSEWHERE, explain, reason_of
 from muster.client.credentials import check_credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, Target, replicas_of
+from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
-from muster.v1 import rendezvous_pb2_grpc
 from muster.worker.closed import closed_from_pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.node.dialogue import FORGOTTEN, JoinDialogue
@@ -132,7 +132,12 @@ class NodeMembership:
         except MusterError as error:
             logger.warning("whether run %s was stopped is not known: %s", self.config.run_id, error)
             return False
-        return answer.rendezvous.HasField("stopped")
+        return answer.rendezvous.HasField("stopped") and self._was_in(answer.rendezvous.stopped)
+
+    def _was_in(self, stopped: common_pb2.Stopped) -> bool:
+        """Whether this node was in the stopped round. A new agent that fails has not stopped."""
+        place = self._dialogue.place
+        return place is not None and place.round <= stopped.generation
 
     @property
     def closed(self) -> bool | None:
@@ -173,14 +178,12 @@ class NodeMembership:
         self._check_owner()
         self._check_run()
         by = f"node {self.config.address} (pid {os.getpid()})"
-        request = pb.CloseRequest(
-            run_id=self.config.run_id, by=by, reason=reason, create=True, unless_stopped=True
-        )
+        request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
         answer = self._ask(lambda channel: _stub(channel).Close, request, timeout)
-        if answer.HasField("stopped"):
-            self._dialogue.stopped = stopped_from_pb(answer.stopped)
-        else:
+        if not answer.HasField("stopped"):
             self._dialogue.closed = closed_from_pb(answer.closed)
+        elif self._was_in(answer.stopped):
+            self._dialogue.stopped = stopped_from_pb(answer.stopped)
 
     def leave(self, reason: str) -> None:
         """Give the place up. Nothing happens without a place, or if the coordinator cannot be reached."""

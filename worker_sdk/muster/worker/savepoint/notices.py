@@ -51,6 +51,8 @@ class Notices:
         self._replicas = replicas_of(config.endpoint)
         self._taken: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self.taken = False
+        """Whether this process got one of the signals."""
         self._before = {one: signal.getsignal(one) for one in signals}
         if self._before:
             start_thread("a save point", f"muster-notices-{config.rank}", self._run)
@@ -79,6 +81,7 @@ class Notices:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        self.taken = True
         asked = self._barrier.save_asked
         self._taken.put((number, asked.number if asked is not None else 0))
         if callable(handler):

@@ -149,7 +149,8 @@ class SavePoint:
             finished = self._course.finished(decision)
             self._changed.notify_all()
         if finished is not None:
-            self.stop = finished.stop
+            # If agents restart their workers, only the processes that get a signal end.
+            self.stop = finished.stop or self._notices.taken
         elif decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
         else:

@@ -38,7 +38,12 @@ def close(
     Only the first close counts. Closing again can only end barriers that are still open.
     """
     request = rendezvous_pb2.CloseRequest(
-        run_id=run, by=caller(), reason=reason, abort_barriers=abort_barriers, dry_run=dry_run
+        run_id=run,
+        by=caller(),
+        reason=reason,
+        abort_barriers=abort_barriers,
+        dry_run=dry_run,
+        even_if_stopped=True,
     )
     with connect(endpoint, timeout) as client:
         done = client.close_run(request)

@@ -38,9 +38,9 @@ ROUND_HISTORY = 64
 """Number of completed rounds that a run keeps for people."""
 MAX_DEPARTED = 64
 """Number of departed nodes that a run keeps, so that reports can name them."""
-WAITING_ANNOUNCE_INTERVAL = 1.0
-"""Seconds between two messages about the number of waiting nodes. When a whole job joins again, this limits
-the messages to one in each interval."""
+ANNOUNCE_INTERVAL = 1.0
+"""Seconds between two messages about the number of nodes that wait or have gone, so that a whole job that
+joins again or ends causes few of them."""
 
 
 class Rendezvous:
@@ -71,7 +71,7 @@ class Rendezvous:
         """The lowest number that the next round may have."""
         self._last_call: float | None = None
         """When the last call ends, on the monotonic clock; None: fewer than ``min_nodes`` are there."""
-        self._announced_waiting = 0
+        self._announced = 0
         self._announced_at = float("-inf")
         self.stopped: Stopped | None = None
         """How the complete round was stopped."""
@@ -97,8 +97,9 @@ class Rendezvous:
     @property
     def without_round(self) -> int:
         """How many nodes have no complete round yet, and do not stand by."""
-        forming = 0 if self.complete else self.count(NodeStanding.PARTICIPANT)
-        return forming + self.count(NodeStanding.WAITING)
+        return self.count(NodeStanding.WAITING) + (
+            0 if self.complete else self.count(NodeStanding.PARTICIPANT)
+        )
 
     def find(self, incarnation: str) -> Node | None:
         """Return the node of this incarnation, if it has a place."""
@@ -114,9 +115,10 @@ class Rendezvous:
         node = self._places.participants.get(incarnation)
         return self.complete and node is not None and node.attempt == attempt
 
-    def had_rank(self, incarnation: str) -> bool:
-        """Whether the node was in the last complete round."""
-        return incarnation in self._ranks
+    @property
+    def restarts(self) -> bool:
+        """Whether the agents of the complete round restart their workers, to let waiting nodes in."""
+        return self.complete and self.stopped is None and self._announced > 0
 
     def message(self) -> str:
         """Return the state of the rendezvous, in words."""
@@ -160,9 +162,8 @@ class Rendezvous:
             self._send_place(node, effects)
             if self.complete and node.standing is NodeStanding.PARTICIPANT:
                 # The count may have changed while the stream was lost, even to 0.
-                effects.send(ask.session, NodesWaiting(self._announced_waiting))
-                if self.stopped is not None:
-                    effects.send(ask.session, self._round_stopped(self.stopped))
+                stopped = self._round_stopped(self.stopped) if self.stopped is not None else None
+                effects.send(ask.session, stopped or NodesWaiting(self._announced))
             self._advance(now, effects)
             return node
         self._check_settings(ask, node)
@@ -214,20 +215,20 @@ class Rendezvous:
         self._last_call = None
         if self.complete:
             effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), closed))
-        self._announce_waiting(now, effects)
+        self._announce(now, effects)
 
-    def stop(self, stopped: Stopped, effects: Effects) -> None:
+    def stop(self, stopped: Stopped, now: Instant, effects: Effects) -> None:
         """End the waits of nodes without a place, and tell the complete round that its run was stopped."""
-        for node in self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT):
+        ended = self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT)
+        if not self.complete:
+            ended += [node for node in self.of(NodeStanding.PARTICIPANT) if node.attempt > 1]
+        for node in ended:
             self._refuse(node, refusals.run_stopped(self.run_id, stopped), effects)
         if self.complete:
             self.stopped = stopped
-            self._tell_stopped(stopped, effects)
-
-    def _tell_stopped(self, stopped: Stopped, effects: Effects) -> None:
-        told = dict.fromkeys(self._sessions(), NO_RANKS)
-        if told:
-            effects.deliveries.append(Delivery(told, self._round_stopped(stopped)))
+            self._announced, self._announced_at = -1, float("-inf")
+            self._announce(now, effects)
+            self._announced_at = float("-inf")
 
     def _round_stopped(self, stopped: Stopped) -> RoundStopped:
         """The survivors need not wait for nodes that have gone."""
@@ -301,8 +302,6 @@ class Rendezvous:
         effects.notices.append(
             Notice("node.gone", self.run_id, f"node {node} of round {self.round}: {reason}")
         )
-        if self.stopped is not None:
-            self._tell_stopped(self.stopped, effects)
 
     def _refuse(self, node: Node, refusal: Refusal, effects: Effects) -> None:
         self._vacate(node, effects)
@@ -337,7 +336,7 @@ class Rendezvous:
         elif self.settings is not None:
             self._let_redundant_in(self.settings, now, effects)
             self._update_last_call(self.settings, now, effects)
-        self._announce_waiting(now, effects)
+        self._announce(now, effects)
 
     def _begin_round(self, now: Instant, effects: Effects) -> None:
         """Form the next round after the last node left: first its nodes, then the others by join."""
@@ -345,7 +344,7 @@ class Rendezvous:
         self.stopped = None
         self.round = max(self.round + 1, self._min_round)
         self._last_call = None
-        self._announced_waiting = 0
+        self._announced = 0
         assert self.settings is not None
         comers = self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT)
         comers.sort(key=lambda node: (node.info.incarnation not in self._ranks, node.arrival))
@@ -434,22 +433,25 @@ class Rendezvous:
             )
         )
 
-    def _announce_waiting(self, now: Instant, effects: Effects) -> None:
+    def _announce(self, now: Instant, effects: Effects) -> None:
         """Tell the nodes of the complete round how many nodes wait, if that number changed.
 
-        A stopped round ends by itself: the nodes that wait must not interrupt its last work.
+        A stopped round ends by itself, and nodes that wait must not interrupt it. Its nodes are told how many
+        of them have gone.
         """
-        if not self.complete or self.stopped is not None:
+        if not self.complete:
             return
-        count = self.count(NodeStanding.WAITING)
-        if count == self._announced_waiting:
+        stopped = self._round_stopped(self.stopped) if self.stopped is not None else None
+        count = stopped.nodes_gone if stopped is not None else self.count(NodeStanding.WAITING)
+        if count == self._announced:
             return
-        if now.monotonic < self._announced_at + WAITING_ANNOUNCE_INTERVAL:
-            self._timers.arm(self, self._announced_at + WAITING_ANNOUNCE_INTERVAL)
+        if now.monotonic < self._announced_at + ANNOUNCE_INTERVAL:
+            self._timers.arm(self, self._announced_at + ANNOUNCE_INTERVAL)
             return
-        self._announced_waiting = count
+        self._announced = count
         self._announced_at = now.monotonic
-        effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), NodesWaiting(count)))
+        told = dict.fromkeys(self._sessions(), NO_RANKS)
+        effects.deliveries.append(Delivery(told, stopped or NodesWaiting(count)))
 
     def _sessions(self) -> list[SessionId]:
         return [n.session for n in self._places.participants.values() if n.session is not None]

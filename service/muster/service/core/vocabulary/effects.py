@@ -386,7 +386,7 @@ class SaveAsked:
     reason: str
     """The requester and the reason, for people."""
     withdrawn: bool = False
-    """Whether it was withdrawn or has lapsed."""
+    """Whether nothing is to be done for it: it is done, was withdrawn or has lapsed."""
 
 
 @dataclass(frozen=True, slots=True)

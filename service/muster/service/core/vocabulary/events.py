@@ -204,8 +204,8 @@ class CloseRun:
     abort_barriers: bool = False
     create: bool = False
     """Create an unknown run as a closed one, so that nobody can join it later."""
-    unless_stopped: bool = False
-    """Close nothing if the run was stopped, because it is to be resumed."""
+    even_if_stopped: bool = False
+    """Close a run that was stopped, too, although it could be resumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,10 +156,9 @@ class Save:
     across_generations: bool = False
     """Whether a request that ends training stays in force when a newer generation starts."""
 
-    @property
-    def lapses(self) -> bool:
-        """Whether it ends with its generation."""
-        return self.stop and not self.across_generations
+    def lapses_before(self, generation: int) -> bool:
+        """Whether it is a request to end training that is not for this generation."""
+        return self.stop and not self.across_generations and self.generation < generation
 
 
 class SlowestWrite(NamedTuple):

@@ -133,7 +133,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
                         request.reason,
                         request.abort_barriers,
                         request.create,
-                        request.unless_stopped,
+                        request.even_if_stopped,
                     )
                 )
                 done = await call.answer()

@@ -48,8 +48,8 @@ def job(most: int = 2) -> tuple[RendezvousWorld, list[Client]]:
     return world, world.ranks(2, prefix=PREFIX)
 
 
-def close(world: World, *, unless_stopped: bool = True) -> RunClosed:
-    event = CloseRun(world.new_session(), RUN, "node a", "over", unless_stopped=unless_stopped)
+def close(world: World, *, even_if_stopped: bool = False) -> RunClosed:
+    event = CloseRun(world.new_session(), RUN, "node a", "over", even_if_stopped=even_if_stopped)
     (answer,) = world.ask(event)
     assert isinstance(answer, RunClosed)
     return answer
@@ -150,7 +150,7 @@ def test_new_agents_do_not_interrupt_a_stopped_round_and_start_the_next():
     assert {one.rank for one in again} == {0, 1}
     assert stopped(world) is None
     world.ranks(2, prefix=PREFIX, generation=some(again[0].place).round)
-    assert [client.save_asked for client in world.clients[2:]] == [None, None]
+    assert all(some(client.save_asked).withdrawn for client in world.clients[2:])
 
 
 # ---------------------------------------------------------------------- closing
@@ -169,7 +169,7 @@ def test_operator_closes_a_stopped_run_for_good():
     world, clients = job()
     ask(world)
     save_and_stop(clients)
-    assert close(world, unless_stopped=False).closed is not None
+    assert close(world, even_if_stopped=True).closed is not None
     assert world.agent("z").reason is Reason.RUN_CLOSED
 
 
@@ -190,7 +190,7 @@ def test_job_that_starts_again_in_its_generation_is_not_stopped():
     leave(world, clients)
     again = world.ranks(prefix=PREFIX)
     assert stopped(world) is None
-    assert [client.save_asked for client in again] == [None, None]
+    assert all(some(client.save_asked).withdrawn for client in again)
     world.crash()
     assert stopped(world) is None
 
@@ -252,3 +252,175 @@ def test_request_without_members_is_refused():
     answer = ask(world)
     assert some(getattr(answer, "refusal", None)).reason is Reason.NO_MEMBERS
     assert world.coordinator.runs[RUN].saving.save is None
+
+
+# ---------------------------------------------------------------------- what follows a stop
+
+
+def resumed() -> tuple[RendezvousWorld, list[Client]]:
+    """A run that was stopped, and resumed by two new agents without processes so far."""
+    world, clients = job()
+    ask(world)
+    save_and_stop(clients)
+    leave(world, clients)
+    for agent in world.agents[:2]:
+        agent.leave()
+    world.crash()
+    agents = world.several("c", "d")
+    world.wait(LAST_CALL + 1)
+    assert all(agent.place is not None for agent in agents)
+    return world, world.ranks(2, prefix=PREFIX, generation=some(agents[0].place).round)
+
+
+def signal_to_rank(world: World) -> SaveRequested:
+    """A rank that has heard of no request gets a signal."""
+    (answer,) = world.ask(RequestSave(world.new_session(), RUN, True, "rank 0", "SIGTERM", known=0))
+    assert isinstance(answer, SaveRequested)
+    return answer
+
+
+def test_nodes_of_a_resumed_run_hear_nothing_of_the_old_stop():
+    world, _ = resumed()
+    c, d = world.agents[2:]
+    c.lose_stream()
+    world.wait(KEEP_ALIVE + 1)
+    d.lose_stream()
+    d.connect()
+    assert not d.stopped
+    world.agent("e")
+    world.wait(5)
+    assert d.told_waiting[-1][1] == 1
+
+
+def test_signal_in_the_resumed_run_is_a_request_of_its_own():
+    world, _ = resumed()
+    assert not signal_to_rank(world).was_asked
+    assert newest(world).state is SaveState.ASKED
+
+
+def test_old_stop_does_not_return_if_the_next_round_ends_early():
+    world, clients = job()
+    ask(world)
+    save_and_stop(clients)
+    leave(world, clients)
+    for agent in world.agents[:2]:
+        agent.leave()
+    c, d = world.several("c", "d")
+    world.wait(LAST_CALL + 1)
+    c.join()
+    d.leave("killed")
+    assert stopped(world) is None
+    assert c.reason is None
+
+
+def test_request_while_the_next_round_forms_is_not_the_old_one():
+    world, clients = job()
+    ask(world)
+    save_and_stop(clients)
+    leave(world, clients)
+    for agent in world.agents[:2]:
+        agent.leave()
+    world.agent("c")
+    answer = ask(world)
+    assert isinstance(answer, SaveRequested)
+    assert not answer.was_asked
+
+
+def test_lost_agent_of_a_stopped_round_is_refused_after_a_restart_of_the_coordinator():
+    world, clients = job()
+    a, _ = world.agents
+    ask(world)
+    save_and_stop(clients)
+    a.lose_stream()
+    world.wait(KEEP_ALIVE + 1)
+    world.crash()
+    a.connect()
+    assert a.reason is Reason.RUN_STOPPED
+
+
+def test_agents_that_restart_workers_for_a_waiting_node_do_not_stop_the_run():
+    world, clients = job(3)
+    c = world.agent("c")
+    world.wait(2)
+    assert world.agents[0].told_waiting[-1][1] == 1
+    assert not signal_to_rank(world).save.stop
+    for phase in ("agree", "done"):
+        for client in clients:
+            client.arrive(PREFIX, payload=f"{phase} 9 1 0".encode())
+    leave(world, clients)
+    for agent in world.agents[:2]:
+        agent.join()
+    world.wait(LAST_CALL + 1)
+    assert {agent.rank for agent in (*world.agents[:2], c)} == {0, 1, 2}
+
+
+def test_stop_while_a_round_forms_sends_the_old_agents_away():
+    world, clients = job()
+    ask(world)
+    for client in clients:
+        client.arrive(PREFIX, payload=b"agree 9 1 1")
+    a, b = world.agents
+    b.leave()
+    a.join()
+    for client in clients:
+        client.arrive(PREFIX, payload=b"done 9 1 1")
+    assert stopped(world) is not None
+    assert a.reason is Reason.RUN_STOPPED
+
+
+def test_closed_run_is_not_stopped():
+    world, clients = job()
+    close(world)
+    ask(world)
+    save_and_stop(clients)
+    assert stopped(world) is None
+    assert not world.agents[0].stopped
+
+
+def test_departures_of_many_nodes_are_told_in_few_messages():
+    world = RendezvousWorld(nodes(32))
+    world.several(*[f"node-{number}" for number in range(32)])
+    world.world_size = 32
+    clients = world.ranks(32, prefix=PREFIX)
+    ask(world)
+    save_and_stop(clients)
+    for agent in world.agents[:31]:
+        agent.leave()
+    last = world.agents[31]
+    world.wait(2)
+    assert last.stopped[-1].nodes_gone == 31
+    assert sum(len(agent.stopped) for agent in world.agents) <= 3 * 32
+
+
+def test_request_extends_a_pending_one_across_generations():
+    world = World()
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    answer = ask(world, across=True)
+    assert isinstance(answer, SaveRequested)
+    assert answer.was_asked
+    leave(world, clients)
+    world.ranks(prefix=PREFIX, generation=1)
+    assert newest(world).state is SaveState.ASKED
+
+
+def test_request_during_a_restart_is_not_covered_by_one_that_lapses():
+    world, clients = job()
+    ask(world)
+    leave(world, clients)
+    for agent in world.agents[:2]:
+        agent.join()
+    answer = ask(world, stop=False)
+    assert isinstance(answer, SaveRequested)
+    assert (answer.was_asked, answer.save.stop) == (False, False)
+
+
+def test_lost_process_does_not_keep_a_run_stopped_that_began_again():
+    world = World()
+    clients = world.ranks(prefix=PREFIX)
+    ask(world)
+    save_and_stop(clients)
+    leave(world, clients[1:])
+    clients[0].lose_connection()
+    world.ranks(prefix=PREFIX)
+    assert stopped(world) is None

@@ -39,8 +39,7 @@ ROUND_HISTORY = 64
 MAX_DEPARTED = 64
 """Number of departed nodes that a run keeps, so that reports can name them."""
 ANNOUNCE_INTERVAL = 1.0
-"""Seconds between two messages about the number of nodes that wait or have gone, so that a whole job that
-joins again or ends causes few of them."""
+"""Seconds between two messages about how many nodes wait or have gone, so that a whole job causes few."""
 
 
 class Rendezvous:
@@ -436,13 +435,12 @@ class Rendezvous:
     def _announce(self, now: Instant, effects: Effects) -> None:
         """Tell the nodes of the complete round how many nodes wait, if that number changed.
 
-        A stopped round ends by itself, and nodes that wait must not interrupt it. Its nodes are told how many
-        of them have gone.
+        Nodes that wait must not interrupt a stopped round, which ends by itself. It hears how many have gone.
         """
         if not self.complete:
             return
-        stopped = self._round_stopped(self.stopped) if self.stopped is not None else None
-        count = stopped.nodes_gone if stopped is not None else self.count(NodeStanding.WAITING)
+        stopped = self._round_stopped(self.stopped) if self.stopped else None
+        count = stopped.nodes_gone if stopped else self.count(NodeStanding.WAITING)
         if count == self._announced:
             return
         if now.monotonic < self._announced_at + ANNOUNCE_INTERVAL:

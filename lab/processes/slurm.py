@@ -98,7 +98,7 @@ class Slurm:
         return done.stdout.strip()
 
     def submit(self, script: Path, *arguments: str, options: Sequence[str] = (), **extra: str) -> int:
-        """Submit a batch script, whose output goes to ``job-ID.log``.
+        """Submit a batch script. Its output goes to ``job-ID.log``.
 
         Args:
             script: the script.

@@ -108,7 +108,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(slurm: Slurm, shared: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A task of an array, without torchrun, whose time limit is near.
+    """A task of an array, without torchrun, shortly before its time limit.
 
     Slurm looks at time limits every 30 s, so the job waits for it while the first test runs.
     """

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 
+from muster.service.core.rendezvous import reports
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import Abort, Arrival, Arrive, JoinGroup, LeaveRendezvous, Tick
 from muster.service.core.vocabulary.limits import Limits
@@ -358,7 +359,7 @@ class Scenario:
 
     def do_show_nodes(self, options: Options) -> Iterator[str]:
         rendezvous, now = self.world.rendezvous, self.world.now
-        yield rendezvous.message()
+        yield reports.state(rendezvous)
         for standing in NodeStanding:
             for node in rendezvous.of(standing):
                 rank = f" rank {node.rank}" if node.rank is not None else ""

@@ -109,7 +109,7 @@ def test_nothing_is_opened_or_imported_when_tracing_is_off(monkeypatch: pytest.M
     assert warnings == []
 
 
-def test_one_warning_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+def test_one_warning_says_how_to_install_opentelemetry(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:4317")
     monkeypatch.setitem(sys.modules, "muster.client.otlp", None)
     warnings: list[str] = []

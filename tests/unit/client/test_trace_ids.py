@@ -39,7 +39,7 @@ def test_round_has_another_trace_than_a_barrier(run: str, number: int):
     assert round_trace(run, number) != barrier_trace(run, "", number)
 
 
-def test_ids_stay_what_they_are_between_versions():
+def test_ids_are_the_same_in_all_versions():
     """An SDK and a coordinator of different versions must derive the same ids."""
     trace = barrier_trace("job1", "checkpoint", 6)
     assert trace_text(trace) == "efb25244baac9e4471af9b93a6188fea"

@@ -121,7 +121,7 @@ def test_pods_of_a_stopped_pytorchjob_are_started_again():
     assert spec["runPolicy"]["backoffLimit"] >= 100
 
 
-def test_trainjob_uses_the_runtime_whose_container_trainer_fills():
+def test_trainjob_uses_the_runtime_of_the_examples():
     job, runtime = read(TRAINJOB), read(RUNTIME)
     assert (job["apiVersion"], job["kind"]) == (runtime["apiVersion"], "TrainJob")
     assert job["spec"]["runtimeRef"] == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}

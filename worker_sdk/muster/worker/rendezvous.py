@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from torch.distributed import (
     PrefixStore,
@@ -281,15 +281,18 @@ class MusterRendezvousHandler(RendezvousHandler):
             return closed
         if self.stopped_exit_code:
             failure = sys.exc_info()[1]
-            told = f", although this agent failed: {failure!r}" if failure is not None else ""
-            logger.warning(
-                "run %s was stopped, to be resumed: exit code %d%s",
-                self.get_run_id(),
-                self.stopped_exit_code,
-                told,
-            )
-            raise SystemExit(self.stopped_exit_code)
+            self.exit_stopped(f", although this agent failed: {failure!r}" if failure is not None else "")
         return False
+
+    def exit_stopped(self, more: str = "") -> NoReturn:
+        """Exit with the code of a stopped run.
+
+        Args:
+            more: what the log says beside it.
+        """
+        code = self.stopped_exit_code
+        logger.warning("run %s was stopped, to be resumed: exit code %d%s", self.get_run_id(), code, more)
+        raise SystemExit(code)
 
 
 _handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
@@ -330,10 +333,7 @@ def _exit_stopped(previous: Hook, kind: type[BaseException], error: BaseExceptio
     if stopped is None or not isinstance(error, SignalException):
         previous(kind, error, trace)
     if stopped is not None:
-        logger.warning(
-            "run %s was stopped, to be resumed: exit code %d", stopped.get_run_id(), stopped.stopped_exit_code
-        )
-        raise SystemExit(stopped.stopped_exit_code)
+        stopped.exit_stopped()
 
 
 def _install_hook() -> None:

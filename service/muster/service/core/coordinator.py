@@ -397,8 +397,7 @@ class Coordinator:
                 run = self.run(event.run_id)
             was_closed = run.close(event, now, effects)
             self.reaper.mark_used(run, now, effects)
-            stopped = run.stopping.stopped if run.closed is None else None
-            effects.send(event.session, RunClosed(run.closed, was_closed, stopped))
+            effects.send(event.session, RunClosed(run.closed, was_closed, run.stopping.stopped))
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
 

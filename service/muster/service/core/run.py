@@ -93,9 +93,8 @@ class Run:
     def write_record(self, now: Instant, effects: Effects) -> None:
         """Make the run's own record durable; this counts as a use."""
         self.last_used = self.recorded_use = now
-        effects.records.append(
-            RunRecord(self.run_id, self.generation, self.closed, self.last_used.wall, self.stopping.stopped)
-        )
+        stopped = self.stopping.stopped
+        effects.records.append(RunRecord(self.run_id, self.generation, self.closed, now.wall, stopped))
 
     @property
     def in_use(self) -> bool:
@@ -318,7 +317,7 @@ class Run:
             self.rendezvous.raise_next_round(self.generation)
         if self.closed and not self.rendezvous.holds_round(ask.node.incarnation, ask.attempt):
             raise run_closed(self.run_id, self.closed)
-        self.stopping.check_node(ask, now, effects)
+        self.stopping.refuse_old_agent(ask, now, effects)
         node = self.rendezvous.join(ask, now, effects)
         if self.closed:
             effects.send(ask.session, self.closed)
@@ -337,6 +336,7 @@ class Run:
             return was_closed
         if self.closed is None:
             self.closed = Closed(event.by, event.reason, now.wall)
+            self.stopping.stored = None
             self.write_record(now, effects)
             effects.deliveries.append(Delivery(audience(self.roster), self.closed))
             self.rendezvous.close(self.closed, now, effects)
@@ -357,7 +357,7 @@ class Run:
         Raises:
             Refusal: NO_MEMBERS: nobody could save.
         """
-        if self.stopping.covers_requests and self.saving.save is not None:
+        if self.stopping.covers_requests:
             return True
         if self.roster.deserted and not len(self.rendezvous):
             raise refusals.no_members(self.run_id)

@@ -87,16 +87,13 @@ class Saving:
         Returns:
             Whether an earlier request covers this one. Then at most its validity was extended.
         """
-        last, stop = self.save, ask.stop
-        if last is not None and not last.lapses_before(generation):
-            unheard = ask.known is not None and last.number > ask.known and last.generation == generation
-            pending = last.state.stands and not self._failed(last)
-            if last.stop >= stop and (pending or (unheard and last.state is not SaveState.LAPSED)):
-                if ask.across_generations and last.state.stands:
-                    self._keep(replace(last, across_generations=True), effects)
-                return True
-            if last.state.stands:
-                stop = stop or last.stop
+        last = self.save
+        if last is not None and self._covers(last, ask, generation):
+            if ask.across_generations and last.state.stands:
+                self._keep(replace(last, across_generations=True), effects)
+            return True
+        replaced = last is not None and last.state.stands and not last.lapses_before(generation)
+        stop = ask.stop or (replaced and last is not None and last.stop)
         number = last.number + 1 if last is not None else 1
         asked = Save(
             number,
@@ -115,6 +112,15 @@ class Saving:
         text = f"was asked for by {report.shown(ask.by)}{ending}{_because(ask.reason)}"
         self._note("asked", text, effects)
         return False
+
+    def _covers(self, last: Save, ask: RequestSave, generation: int) -> bool:
+        """Whether the newest request covers another one."""
+        if last.stop < ask.stop or last.lapses_before(generation):
+            return False
+        if last.state.stands and not self._failed(last):
+            return True
+        unheard = ask.known is not None and last.number > ask.known
+        return unheard and last.generation == generation and last.state is not SaveState.LAPSED
 
     def withdraw(self, reason: str, now: Instant, effects: Effects) -> Save:
         """Withdraw the pending request. Ranks that have agreed on a step still save at it.

@@ -57,7 +57,7 @@ class Stopping:
         assert save.step is not None
         stopped = Stopped(save.step, save.by, save.reason, now.wall, self._generation)
         self.stored = stopped
-        self._rendezvous.stop(stopped, now, effects)
+        self._rendezvous.stop(stopped, effects)
         effects.notices.append(Notice("run.stopped", self._run_id, report.run_stopped(self._run_id, stopped)))
 
     def restore_round(self) -> None:
@@ -76,7 +76,7 @@ class Stopping:
         self.stored = None
         return True
 
-    def check_node(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> None:
+    def refuse_old_agent(self, ask: JoinRendezvous, now: Instant, effects: Effects) -> None:
         """Refuse another attempt of an agent of the stopped job, and give its place up.
 
         A new agent, which makes its first attempt, is not refused: it starts the run again.

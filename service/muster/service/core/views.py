@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.membership.process import Process
+from muster.service.core.rendezvous import reports
 from muster.service.core.rendezvous.nodes import Departed
 from muster.service.core.run import Run
 from muster.service.core.vocabulary import report
@@ -354,7 +355,7 @@ def rendezvous(run: Run, now: Instant) -> RendezvousView:
         rounds=tuple(reversed(state.rounds)),
         closed=run.closed,
         stopped=run.stopping.stopped,
-        message=report.run_closed(run.run_id, run.closed) if run.closed is not None else state.message(),
+        message=report.run_closed(run.run_id, run.closed) if run.closed is not None else reports.state(state),
     )
 
 

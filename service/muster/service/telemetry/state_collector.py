@@ -165,7 +165,7 @@ class StateCollector(Collector):
                 continue
             if run_label != OVERFLOW:
                 closed[run_label] = int(run.closed is not None)
-                stopped[run_label] = int(_state(run) == "stopped")
+                stopped[run_label] = int(run.stopping.stopped is not None)
                 if (steps := views.steps(run)) is not None:
                     families["step"].add_metric([run_label], steps.highest)
                     families["spread"].add_metric([run_label], steps.highest - steps.lowest)

@@ -5,20 +5,9 @@ import pytest
 from muster.v1 import common_pb2
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.node.dialogue import JoinDialogue, NodeConfig, Place
+from muster.worker.node.dialogue import JoinDialogue, Place
+from tests.unit.worker.node.joined_node import CONFIG
 
-CONFIG = NodeConfig(
-    endpoint="there:1",
-    run_id="job",
-    address="node-0",
-    min_nodes=2,
-    max_nodes=4,
-    join_timeout=20,
-    last_call_timeout=0.5,
-    keep_alive_timeout=3,
-    connect_timeout=20,
-    call_timeout=1,
-)
 WAITS = pb.JoinResponse(standing=pb.Standing(standing=pb.NODE_STANDING_WAITING, message="waits"))
 STANDS_BY = pb.JoinResponse(standing=pb.Standing(standing=pb.NODE_STANDING_REDUNDANT, message="stands by"))
 COMPLETE = pb.JoinResponse(round_complete=pb.RoundComplete(round=5, rank=1, world_size=3))

@@ -46,6 +46,15 @@ def test_closing_node_learns_that_the_run_was_stopped(node: NodeMembership, wire
     assert not node.closed
 
 
+def test_node_forgets_the_stop_of_a_run_that_was_closed(node: NodeMembership, wire: Wire):
+    in_round(node, wire).push(stopped=pb.RoundStopped(stopped=STOPPED))
+    until(lambda: node.stopped)
+    wire.answer = pb.CloseResponse(closed=common_pb2.Closed(by="ann"))
+    node.close("over", 1)
+    assert node.closed
+    assert not node.stopped
+
+
 def test_new_node_that_fails_was_not_in_the_stopped_round(node: NodeMembership, wire: Wire):
     wire.answer = pb.CloseResponse(stopped=STOPPED)
     node.close("over", 1)

@@ -97,7 +97,7 @@ def test_broken_stream_is_opened_again_and_the_loss_logged(caplog: pytest.LogCap
     assert user.done.wait(PATIENCE)
 
 
-def test_stream_whose_user_is_over_says_nothing_of_another_connection(caplog: pytest.LogCaptureFixture):
+def test_stream_logs_no_reconnection_if_its_user_is_over(caplog: pytest.LogCaptureFixture):
     class Refused(User):
         def call_ended(self, error: grpc.RpcError | None) -> None:
             super().call_ended(error)

@@ -126,13 +126,12 @@ class NodeMembership:
         """
         if self.stopped or self._dialogue.attempt == 0 or os.getpid() != self._owner:
             return self.stopped
-        request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
         try:
-            answer = self._ask(lambda channel: _stub(channel).Get, request, timeout)
+            rendezvous = self._get(timeout)
         except MusterError as error:
             logger.warning("whether run %s was stopped is not known: %s", self.config.run_id, error)
             return False
-        return answer.rendezvous.HasField("stopped") and self._was_in(answer.rendezvous.stopped)
+        return rendezvous.HasField("stopped") and self._was_in(rendezvous.stopped)
 
     def _was_in(self, stopped: common_pb2.Stopped) -> bool:
         """Whether this node was in the stopped round. A new agent that fails has not stopped."""
@@ -155,14 +154,17 @@ class NodeMembership:
             RefusedError: it refused.
         """
         self._check_owner()
-        request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
         try:
-            answer = self._ask(lambda channel: _stub(channel).Get, request, self.config.connect_timeout)
+            return self._get(self.config.connect_timeout).HasField("closed")
         except RefusedError as error:
             if error.reason == "RUN_NOT_FOUND":
                 return False
             raise
-        return answer.rendezvous.HasField("closed")
+
+    def _get(self, timeout: float) -> pb.Rendezvous:
+        """Ask the coordinator for the rendezvous of the run."""
+        request = pb.RendezvousServiceGetRequest(run_id=self.config.run_id)
+        return self._ask(lambda channel: _stub(channel).Get, request, timeout).rendezvous
 
     def close(self, reason: str, timeout: float) -> None:
         """Close the run for everyone, for good. A run that was stopped, to be resumed, is not closed.
@@ -181,7 +183,7 @@ class NodeMembership:
         request = pb.CloseRequest(run_id=self.config.run_id, by=by, reason=reason, create=True)
         answer = self._ask(lambda channel: _stub(channel).Close, request, timeout)
         if not answer.HasField("stopped"):
-            self._dialogue.closed = closed_from_pb(answer.closed)
+            self._dialogue.closed, self._dialogue.stopped = closed_from_pb(answer.closed), None
         elif self._was_in(answer.stopped):
             self._dialogue.stopped = stopped_from_pb(answer.stopped)
 

@@ -51,7 +51,7 @@ class Notices:
         self._replicas = replicas_of(config.endpoint)
         self._taken: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self.taken = False
+        self.signalled = False
         """Whether this process got one of the signals."""
         self._before = {one: signal.getsignal(one) for one in signals}
         if self._before:
@@ -81,7 +81,7 @@ class Notices:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self.taken = True
+        self.signalled = True
         asked = self._barrier.save_asked
         self._taken.put((number, asked.number if asked is not None else 0))
         if callable(handler):

@@ -39,7 +39,8 @@ class SavePoint:
                     break
 
     Every rank makes a save point, and calls :meth:`reached` after the same steps. If a rank dies or the
-    timeout expires, no rank saves, and the request stays open for the next life of the job.
+    timeout expires, no rank saves. The request stays open for the next generation of the job, unless it ends
+    training.
 
     Args:
         signals: signals to this process that request a save of all ranks, after which training ends. Only the
@@ -137,8 +138,8 @@ class SavePoint:
         """Report that this rank has saved, and wait until all have.
 
         Raises:
-            BarrierError: a rank died, or the timeout expired. The request stays open for the next life of the
-                job.
+            BarrierError: a rank died, or the timeout expired. The request stays open for the next generation,
+                unless it ends training.
             MusterError: :meth:`reached` has not requested a save.
             OutcomeUnknownError: the coordinator cannot be reached; call it again.
         """
@@ -150,7 +151,7 @@ class SavePoint:
             self._changed.notify_all()
         if finished is not None:
             # If agents restart their workers, only the processes that get a signal end.
-            self.stop = finished.stop or self._notices.taken
+            self.stop = finished.stop or self._notices.signalled
         elif decision.outcome is not Outcome.RELEASED:
             raise error_for(decision)
         else:

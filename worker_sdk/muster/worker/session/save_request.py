@@ -18,7 +18,7 @@ class SaveAsked:
     reason: str
     """The author and the reason, for people."""
     withdrawn: bool = False
-    """Whether the request was withdrawn."""
+    """Whether nothing is to be done for it: it is done, was withdrawn, or has lapsed."""
 
 
 def asked_from_pb(message: pb.SaveAsked) -> SaveAsked:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.service.cli.views.columns import barrier_state, missing_sentence, run_state
+from muster.service.cli.views.columns import barrier_state, missing_sentence
 from muster.service.cli.views.table import COLORS
 from muster.service.core.vocabulary import report
 from muster.service.formatting.cells import duration
@@ -81,7 +81,7 @@ def _totals(snapshot: Snapshot) -> list[Text]:
     line.append(f"   runs {len(snapshot.runs)}")
     if closed := sum(run.HasField("closed") for run in snapshot.runs):
         line.append(f" ({closed} closed)")
-    if stopped := sum(run_state(run) == "STOPPED" for run in snapshot.runs):
+    if stopped := sum(run.HasField("stopped") for run in snapshot.runs):
         line.append(f" ({stopped} stopped)")
     if nodes := sum(run.nodes for run in snapshot.runs):
         line.append(f"   nodes {nodes}")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from muster.service.core.elapsed import elapsed
-from muster.service.core.rendezvous import refusals, timeouts
+from muster.service.core.rendezvous import refusals, reports
 from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
@@ -21,6 +21,7 @@ from muster.service.core.vocabulary.effects import (
     Effects,
     ForgetParticipant,
     ForgetRound,
+    Message,
     NodesWaiting,
     Notice,
     ParticipantRecord,
@@ -96,9 +97,8 @@ class Rendezvous:
     @property
     def without_round(self) -> int:
         """How many nodes have no complete round yet, and do not stand by."""
-        return self.count(NodeStanding.WAITING) + (
-            0 if self.complete else self.count(NodeStanding.PARTICIPANT)
-        )
+        forming = 0 if self.complete else self.count(NodeStanding.PARTICIPANT)
+        return forming + self.count(NodeStanding.WAITING)
 
     def find(self, incarnation: str) -> Node | None:
         """Return the node of this incarnation, if it has a place."""
@@ -118,21 +118,6 @@ class Rendezvous:
     def restarts(self) -> bool:
         """Whether the agents of the complete round restart their workers, to let waiting nodes in."""
         return self.complete and self.stopped is None and self._announced > 0
-
-    def message(self) -> str:
-        """Return the state of the rendezvous, in words."""
-        if self.settings is None:
-            return report.no_rendezvous(self.run_id)
-        count = self.count(NodeStanding.PARTICIPANT)
-        if self.complete:
-            return report.round_runs(
-                self.run_id,
-                self.round,
-                count,
-                self.count(NodeStanding.WAITING),
-                self.count(NodeStanding.REDUNDANT),
-            )
-        return report.round_forms(self.run_id, self.round, count, self.settings)
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -161,8 +146,7 @@ class Rendezvous:
             self._send_place(node, effects)
             if self.complete and node.standing is NodeStanding.PARTICIPANT:
                 # The count may have changed while the stream was lost, even to 0.
-                stopped = self._round_stopped(self.stopped) if self.stopped is not None else None
-                effects.send(ask.session, stopped or NodesWaiting(self._announced))
+                effects.send(ask.session, self._count_message(self._announced))
             self._advance(now, effects)
             return node
         self._check_settings(ask, node)
@@ -213,10 +197,10 @@ class Rendezvous:
             self._refuse(node, refusals.not_needed(self.run_id, closed, node), effects)
         self._last_call = None
         if self.complete:
-            effects.deliveries.append(Delivery(dict.fromkeys(self._sessions(), NO_RANKS), closed))
+            self._tell(closed, effects)
         self._announce(now, effects)
 
-    def stop(self, stopped: Stopped, now: Instant, effects: Effects) -> None:
+    def stop(self, stopped: Stopped, effects: Effects) -> None:
         """End the waits of nodes without a place, and tell the complete round that its run was stopped."""
         ended = self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT)
         if not self.complete:
@@ -225,13 +209,9 @@ class Rendezvous:
             self._refuse(node, refusals.run_stopped(self.run_id, stopped), effects)
         if self.complete:
             self.stopped = stopped
-            self._announced, self._announced_at = -1, float("-inf")
-            self._announce(now, effects)
+            # The first departure is told at once.
             self._announced_at = float("-inf")
-
-    def _round_stopped(self, stopped: Stopped) -> RoundStopped:
-        """The survivors need not wait for nodes that have gone."""
-        return RoundStopped(stopped, self.rounds[-1].world_size - self.count(NodeStanding.PARTICIPANT))
+            self._tell_count(effects)
 
     # ------------------------------------------------------------------ time
 
@@ -248,7 +228,7 @@ class Rendezvous:
     def _end_waits(self, now: Instant, effects: Effects) -> None:
         """Refuse the nodes whose join timeout is over. The refusal names all of them."""
         late = [
-            (node, timeouts.timeout_report(self, node, now), timeouts.nodes_gone(self, now))
+            (node, reports.timeout_report(self, node, now), reports.nodes_gone(self, now))
             for node in self
             if self._waits(node) and now.monotonic >= node.joined_at + node.settings.join_timeout
         ]
@@ -322,7 +302,7 @@ class Rendezvous:
             size = self.rounds[-1].world_size
             effects.send(node.session, RoundComplete(self.round, node.rank, size))
         else:
-            effects.send(node.session, Standing(node.standing, self.round, self.message()))
+            effects.send(node.session, Standing(node.standing, self.round, reports.state(self)))
 
     # ------------------------------------------------------------------ rounds
 
@@ -437,22 +417,32 @@ class Rendezvous:
 
         Nodes that wait must not interrupt a stopped round, which ends by itself. It hears how many have gone.
         """
-        if not self.complete:
-            return
-        stopped = self._round_stopped(self.stopped) if self.stopped else None
-        count = stopped.nodes_gone if stopped else self.count(NodeStanding.WAITING)
-        if count == self._announced:
+        if not self.complete or self._count == self._announced:
             return
         if now.monotonic < self._announced_at + ANNOUNCE_INTERVAL:
             self._timers.arm(self, self._announced_at + ANNOUNCE_INTERVAL)
             return
-        self._announced = count
         self._announced_at = now.monotonic
-        told = dict.fromkeys(self._sessions(), NO_RANKS)
-        effects.deliveries.append(Delivery(told, stopped or NodesWaiting(count)))
+        self._tell_count(effects)
 
-    def _sessions(self) -> list[SessionId]:
-        return [n.session for n in self._places.participants.values() if n.session is not None]
+    @property
+    def _count(self) -> int:
+        """How many nodes wait for the next round, or have gone from the stopped one."""
+        if self.stopped is None:
+            return self.count(NodeStanding.WAITING)
+        return self.rounds[-1].world_size - self.count(NodeStanding.PARTICIPANT)
+
+    def _tell_count(self, effects: Effects) -> None:
+        self._announced = self._count
+        self._tell(self._count_message(self._announced), effects)
+
+    def _count_message(self, count: int) -> NodesWaiting | RoundStopped:
+        return NodesWaiting(count) if self.stopped is None else RoundStopped(self.stopped, count)
+
+    def _tell(self, message: Message, effects: Effects) -> None:
+        nodes = self._places.participants.values()
+        told = {node.session: NO_RANKS for node in nodes if node.session is not None}
+        effects.deliveries.append(Delivery(told, message))
 
     # ------------------------------------------------------------------ refusals
 

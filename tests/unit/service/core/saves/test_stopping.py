@@ -35,6 +35,12 @@ def save_and_stop(clients: list[Client], step: int = 9) -> None:
             client.arrive(PREFIX, payload=f"{phase} {step} 1 1".encode())
 
 
+def stop_run(world: World, clients: list[Client]) -> None:
+    """Somebody asks all ranks to save and stop, and they do."""
+    ask(world)
+    save_and_stop(clients)
+
+
 def leave(world: World, clients: list[Client]) -> None:
     for client in clients:
         world.do(Goodbye(some(client.session)))
@@ -79,8 +85,7 @@ def test_save_without_a_stop_leaves_the_run_open():
 
 def test_stop_is_remembered_by_a_restarted_coordinator():
     world, clients = job()
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     before = stopped(world)
     world.crash()
     assert stopped(world) == before
@@ -93,8 +98,7 @@ def test_stop_is_remembered_by_a_restarted_coordinator():
 def test_nodes_of_a_stopped_round_hear_of_the_stop_and_of_departures():
     world, clients = job()
     a, b = world.agents
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     assert [one.nodes_gone for one in a.stopped] == [0]
     assert a.stopped == b.stopped
     a.leave("a signal")
@@ -107,8 +111,7 @@ def test_nodes_of_a_stopped_round_hear_of_the_stop_and_of_departures():
 def test_silent_node_of_a_stopped_round_is_reported_as_gone():
     world, clients = job()
     a, b = world.agents
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     a.lose_stream()
     world.wait(KEEP_ALIVE + 1)
     assert [one.nodes_gone for one in b.stopped] == [0, 1]
@@ -117,8 +120,7 @@ def test_silent_node_of_a_stopped_round_is_reported_as_gone():
 def test_agent_of_a_stopped_round_is_refused_another_attempt():
     world, clients = job()
     a, b = world.agents
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     a.join()
     assert a.reason is Reason.RUN_STOPPED
     b.leave()
@@ -130,16 +132,14 @@ def test_agent_of_a_stopped_round_is_refused_another_attempt():
 def test_nodes_on_standby_are_sent_away_when_the_run_is_stopped():
     world, clients = job()
     spare = world.agent("c")
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     assert spare.reason is Reason.RUN_STOPPED
 
 
 def test_new_agents_do_not_interrupt_a_stopped_round_and_start_the_next():
     world, clients = job()
     a, b = world.agents
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     again = [world.agent("a"), world.agent("b")]
     world.wait(5)
     assert not a.told_waiting
@@ -158,8 +158,7 @@ def test_new_agents_do_not_interrupt_a_stopped_round_and_start_the_next():
 
 def test_agent_does_not_close_a_stopped_run():
     world, clients = job()
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     answer = close(world)
     assert (answer.closed, answer.stopped) == (None, stopped(world))
     assert world.coordinator.runs[RUN].closed is None
@@ -167,9 +166,10 @@ def test_agent_does_not_close_a_stopped_run():
 
 def test_operator_closes_a_stopped_run_for_good():
     world, clients = job()
-    ask(world)
-    save_and_stop(clients)
-    assert close(world, even_if_stopped=True).closed is not None
+    stop_run(world, clients)
+    answer = close(world, even_if_stopped=True)
+    assert answer.closed is not None
+    assert (answer.stopped, stopped(world)) == (None, None)
     assert world.agent("z").reason is Reason.RUN_CLOSED
 
 
@@ -185,8 +185,7 @@ def test_finished_run_is_closed_by_its_agents():
 def test_job_that_starts_again_in_its_generation_is_not_stopped():
     world = World()
     clients = world.ranks(prefix=PREFIX)
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     leave(world, clients)
     again = world.ranks(prefix=PREFIX)
     assert stopped(world) is None
@@ -200,8 +199,7 @@ def test_job_that_starts_again_in_its_generation_is_not_stopped():
 
 def test_request_to_a_stopped_run_is_the_one_that_stopped_it():
     world, clients = job()
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     leave(world, clients)
     for stop in (True, False):
         answer = ask(world, stop=stop)
@@ -257,14 +255,19 @@ def test_request_without_members_is_refused():
 # ---------------------------------------------------------------------- what follows a stop
 
 
-def resumed() -> tuple[RendezvousWorld, list[Client]]:
-    """A run that was stopped, and resumed by two new agents without processes so far."""
+def ended_job() -> RendezvousWorld:
+    """A run that was stopped, and that all its processes and agents have left."""
     world, clients = job()
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     leave(world, clients)
     for agent in world.agents[:2]:
         agent.leave()
+    return world
+
+
+def resumed() -> tuple[RendezvousWorld, list[Client]]:
+    """A run that was stopped, and resumed by two new agents without processes so far."""
+    world = ended_job()
     world.crash()
     agents = world.several("c", "d")
     world.wait(LAST_CALL + 1)
@@ -299,12 +302,7 @@ def test_signal_in_the_resumed_run_is_a_request_of_its_own():
 
 
 def test_old_stop_does_not_return_if_the_next_round_ends_early():
-    world, clients = job()
-    ask(world)
-    save_and_stop(clients)
-    leave(world, clients)
-    for agent in world.agents[:2]:
-        agent.leave()
+    world = ended_job()
     c, d = world.several("c", "d")
     world.wait(LAST_CALL + 1)
     c.join()
@@ -314,12 +312,7 @@ def test_old_stop_does_not_return_if_the_next_round_ends_early():
 
 
 def test_request_while_the_next_round_forms_is_not_the_old_one():
-    world, clients = job()
-    ask(world)
-    save_and_stop(clients)
-    leave(world, clients)
-    for agent in world.agents[:2]:
-        agent.leave()
+    world = ended_job()
     world.agent("c")
     answer = ask(world)
     assert isinstance(answer, SaveRequested)
@@ -329,8 +322,7 @@ def test_request_while_the_next_round_forms_is_not_the_old_one():
 def test_lost_agent_of_a_stopped_round_is_refused_after_a_restart_of_the_coordinator():
     world, clients = job()
     a, _ = world.agents
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     a.lose_stream()
     world.wait(KEEP_ALIVE + 1)
     world.crash()
@@ -371,8 +363,7 @@ def test_stop_while_a_round_forms_sends_the_old_agents_away():
 def test_closed_run_is_not_stopped():
     world, clients = job()
     close(world)
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     assert stopped(world) is None
     assert not world.agents[0].stopped
 
@@ -382,8 +373,7 @@ def test_departures_of_many_nodes_are_told_in_few_messages():
     world.several(*[f"node-{number}" for number in range(32)])
     world.world_size = 32
     clients = world.ranks(32, prefix=PREFIX)
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     for agent in world.agents[:31]:
         agent.leave()
     last = world.agents[31]
@@ -418,8 +408,7 @@ def test_request_during_a_restart_is_not_covered_by_one_that_lapses():
 def test_lost_process_does_not_keep_a_run_stopped_that_began_again():
     world = World()
     clients = world.ranks(prefix=PREFIX)
-    ask(world)
-    save_and_stop(clients)
+    stop_run(world, clients)
     leave(world, clients[1:])
     clients[0].lose_connection()
     world.ranks(prefix=PREFIX)

@@ -115,7 +115,7 @@ def test_getattr_in_a_plan_returns_only_members_of_enumerations(kind: object, na
         _member(kind, name)
 
 
-def test_plan_cannot_name_what_a_module_of_torch_imports():
+def test_plan_cannot_name_imports_of_a_torch_module():
     """``Enum`` would make classes."""
     with pytest.raises(pickle.UnpicklingError, match=r"planner\.Enum is in the plan of a save"):
         unpacked(zlib.compress(b"ctorch.distributed.checkpoint.planner\nEnum\n."))

@@ -1,4 +1,4 @@
-"""The report of a node that got no round within its join timeout."""
+"""What people are told of a rendezvous."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from muster.service.core.vocabulary.model import Instant, NodeStanding, Rendezvo
 
 
 class Nodes(Protocol):
-    """What the report tells of a rendezvous."""
+    """A rendezvous, as reports need it."""
 
     run_id: str
     round: int
@@ -24,6 +24,17 @@ class Nodes(Protocol):
 
     def of(self, standing: NodeStanding) -> Sequence[Node]:
         """Return the nodes with a standing."""
+
+
+def state(nodes: Nodes) -> str:
+    """Return the state of a rendezvous, in words."""
+    if nodes.settings is None:
+        return report.no_rendezvous(nodes.run_id)
+    participants = len(nodes.of(NodeStanding.PARTICIPANT))
+    if nodes.complete:
+        waiting, redundant = len(nodes.of(NodeStanding.WAITING)), len(nodes.of(NodeStanding.REDUNDANT))
+        return report.round_runs(nodes.run_id, nodes.round, participants, waiting, redundant)
+    return report.round_forms(nodes.run_id, nodes.round, participants, nodes.settings)
 
 
 def timeout_report(nodes: Nodes, late: Node, now: Instant) -> str:

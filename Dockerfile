@@ -13,6 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY proto proto
 COPY service service
 COPY relay relay
+COPY watcher watcher
 COPY client client
 COPY checkpoint checkpoint
 COPY worker_sdk worker_sdk

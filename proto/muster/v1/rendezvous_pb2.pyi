@@ -58,20 +58,24 @@ class Node(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
     incarnation: builtins.str
     """An id of this life, made by the agent at its start and never used again."""
     address: builtins.str
     """The address at which other nodes reach it; ranks are given in its order."""
     pid: builtins.int
     """The agent's process id, for people."""
+    name: builtins.str
+    """The name of its machine as the scheduler knows it; empty: the same as `address`."""
     def __init__(
         self,
         *,
         incarnation: builtins.str = ...,
         address: builtins.str = ...,
         pid: builtins.int = ...,
+        name: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "pid", b"pid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "name", b"name", "pid", b"pid"]) -> None: ...
 
 global___Node = Node
 
@@ -454,6 +458,68 @@ class CloseResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["closed", b"closed", "connected_processes", b"connected_processes", "nodes_in_round", b"nodes_in_round", "open_barriers", b"open_barriers", "stopped", b"stopped", "waiting_nodes", b"waiting_nodes", "was_closed", b"was_closed"]) -> None: ...
 
 global___CloseResponse = CloseResponse
+
+@typing.final
+class EvictNodeRequest(google.protobuf.message.Message):
+    """EvictNodeRequest names the agents of one machine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    NODE_NAME_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ONLY_IF_SPARE_FIELD_NUMBER: builtins.int
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    node_name: builtins.str
+    """The machine: the name or the address of its agents."""
+    by: builtins.str
+    """Who evicts it, for people."""
+    reason: builtins.str
+    """Why, for people."""
+    only_if_spare: builtins.bool
+    """Refuse unless as many connected nodes of other machines stand by as are evicted from the round."""
+    dry_run: builtins.bool
+    """Change nothing; say which nodes would be affected."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        node_name: builtins.str = ...,
+        by: builtins.str = ...,
+        reason: builtins.str = ...,
+        only_if_spare: builtins.bool = ...,
+        dry_run: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "dry_run", b"dry_run", "node_name", b"node_name", "only_if_spare", b"only_if_spare", "reason", b"reason", "run_id", b"run_id"]) -> None: ...
+
+global___EvictNodeRequest = EvictNodeRequest
+
+@typing.final
+class EvictNodeResponse(google.protobuf.message.Message):
+    """EvictNodeResponse says which nodes were evicted, or would be."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVICTED_FIELD_NUMBER: builtins.int
+    SPARES_FIELD_NUMBER: builtins.int
+    spares: builtins.int
+    """How many connected nodes of other machines stood by."""
+    @property
+    def evicted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeView]:
+        """The evicted nodes as they were before."""
+
+    def __init__(
+        self,
+        *,
+        evicted: collections.abc.Iterable[global___NodeView] | None = ...,
+        spares: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "spares", b"spares"]) -> None: ...
+
+global___EvictNodeResponse = EvictNodeResponse
 
 @typing.final
 class NodeView(google.protobuf.message.Message):

@@ -50,6 +50,11 @@ class RendezvousServiceStub(object):
                 request_serializer=muster_dot_v1_dot_rendezvous__pb2.CloseRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_rendezvous__pb2.CloseResponse.FromString,
                 _registered_method=True)
+        self.EvictNode = channel.unary_unary(
+                '/muster.v1.RendezvousService/EvictNode',
+                request_serializer=muster_dot_v1_dot_rendezvous__pb2.EvictNodeRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_rendezvous__pb2.EvictNodeResponse.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/muster.v1.RendezvousService/Get',
                 request_serializer=muster_dot_v1_dot_rendezvous__pb2.RendezvousServiceGetRequest.SerializeToString,
@@ -85,6 +90,13 @@ class RendezvousServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EvictNode(self, request, context):
+        """EvictNode sends the agents of one machine away for good. Their round ends, and the next one forms without them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Get(self, request, context):
         """Get shows the rendezvous of a run.
         """
@@ -109,6 +121,11 @@ def add_RendezvousServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=muster_dot_v1_dot_rendezvous__pb2.CloseRequest.FromString,
                     response_serializer=muster_dot_v1_dot_rendezvous__pb2.CloseResponse.SerializeToString,
+            ),
+            'EvictNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictNode,
+                    request_deserializer=muster_dot_v1_dot_rendezvous__pb2.EvictNodeRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_rendezvous__pb2.EvictNodeResponse.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
@@ -198,6 +215,33 @@ class RendezvousService(object):
             '/muster.v1.RendezvousService/Close',
             muster_dot_v1_dot_rendezvous__pb2.CloseRequest.SerializeToString,
             muster_dot_v1_dot_rendezvous__pb2.CloseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.RendezvousService/EvictNode',
+            muster_dot_v1_dot_rendezvous__pb2.EvictNodeRequest.SerializeToString,
+            muster_dot_v1_dot_rendezvous__pb2.EvictNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

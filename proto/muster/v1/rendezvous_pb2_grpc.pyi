@@ -43,6 +43,12 @@ class RendezvousServiceStub:
     ]
     """Close ends the membership of a run for good. The first one who closes counts."""
 
+    EvictNode: grpc.UnaryUnaryMultiCallable[
+        muster.v1.rendezvous_pb2.EvictNodeRequest,
+        muster.v1.rendezvous_pb2.EvictNodeResponse,
+    ]
+    """EvictNode sends the agents of one machine away for good. Their round ends, and the next one forms without them."""
+
     Get: grpc.UnaryUnaryMultiCallable[
         muster.v1.rendezvous_pb2.RendezvousServiceGetRequest,
         muster.v1.rendezvous_pb2.RendezvousServiceGetResponse,
@@ -73,6 +79,12 @@ class RendezvousServiceAsyncStub:
         muster.v1.rendezvous_pb2.CloseResponse,
     ]
     """Close ends the membership of a run for good. The first one who closes counts."""
+
+    EvictNode: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.rendezvous_pb2.EvictNodeRequest,
+        muster.v1.rendezvous_pb2.EvictNodeResponse,
+    ]
+    """EvictNode sends the agents of one machine away for good. Their round ends, and the next one forms without them."""
 
     Get: grpc.aio.UnaryUnaryMultiCallable[
         muster.v1.rendezvous_pb2.RendezvousServiceGetRequest,
@@ -110,6 +122,14 @@ class RendezvousServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[muster.v1.rendezvous_pb2.CloseResponse, collections.abc.Awaitable[muster.v1.rendezvous_pb2.CloseResponse]]:
         """Close ends the membership of a run for good. The first one who closes counts."""
+
+    @abc.abstractmethod
+    def EvictNode(
+        self,
+        request: muster.v1.rendezvous_pb2.EvictNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.rendezvous_pb2.EvictNodeResponse, collections.abc.Awaitable[muster.v1.rendezvous_pb2.EvictNodeResponse]]:
+        """EvictNode sends the agents of one machine away for good. Their round ends, and the next one forms without them."""
 
     @abc.abstractmethod
     def Get(

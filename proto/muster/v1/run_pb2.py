@@ -26,15 +26,15 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/run.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\"\xc6\x03\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tconnected\x18\x03 \x01(\x05\x12\x0f\n\x07members\x18\x04 \x01(\x05\x12\x0e\n\x06groups\x18\x05 \x01(\x05\x12\x15\n\ropen_barriers\x18\x06 \x01(\x05\x12\x18\n\x10\x64\x65\x63ided_barriers\x18\x07 \x01(\x04\x12\x12\n\x05round\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05nodes\x18\t \x01(\x05\x12\x15\n\rnodes_waiting\x18\n \x01(\x05\x12\x12\n\nstore_keys\x18\x0b \x01(\x04\x12\x13\n\x0bstore_bytes\x18\x0c \x01(\x04\x12!\n\x06\x63losed\x18\r \x01(\x0b\x32\x11.muster.v1.Closed\x12\x11\n\tforgotten\x18\x0e \x01(\x08\x12\"\n\x05steps\x18\x0f \x01(\x0b\x32\x13.muster.v1.RunSteps\x12\x1d\n\x04save\x18\x10 \x01(\x0b\x32\x0f.muster.v1.Save\x12+\n\x0b\x63heckpoints\x18\x11 \x01(\x0b\x32\x16.muster.v1.Checkpoints\x12#\n\x07stopped\x18\x12 \x01(\x0b\x32\x12.muster.v1.StoppedB\x08\n\x06_round\"\xaa\x01\n\x0b\x43heckpoints\x12%\n\x06newest\x18\x01 \x01(\x0b\x32\x15.muster.v1.Checkpoint\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\x04\x12\x11\n\tcommitted\x18\x03 \x01(\x04\x12\x18\n\x0binterval_ms\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\'\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x15.muster.v1.FailedSaveB\x0e\n\x0c_interval_ms\"\xcb\x01\n\nCheckpoint\x12\x11\n\x04step\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x30\n\x0c\x63ommitted_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\x05\x62ytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12(\n\x07slowest\x18\x04 \x01(\x0b\x32\x17.muster.v1.SlowestWrite\x12\'\n\x07\x62\x61rrier\x18\x05 \x01(\x0b\x32\x16.muster.v1.BarrierNameB\x07\n\x05_stepB\x08\n\x06_bytes\"<\n\x0cSlowestWrite\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08write_ms\x18\x03 \x01(\x04\"\x90\x01\n\nFailedSave\x12\x11\n\x04step\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12-\n\tfailed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\'\n\x07\x62\x61rrier\x18\x04 \x01(\x0b\x32\x16.muster.v1.BarrierNameB\x07\n\x05_step\"\x8d\x02\n\x04Save\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.muster.v1.SaveState\x12\x0c\n\x04stop\x18\x03 \x01(\x08\x12\n\n\x02\x62y\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12,\n\x08\x61sked_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\x04step\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12,\n\x08\x65nded_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ngeneration\x18\t \x01(\x04\x12\x1a\n\x12\x61\x63ross_generations\x18\n \x01(\x08\x42\x07\n\x05_step\"@\n\x08RunSteps\x12\x0f\n\x07highest\x18\x01 \x01(\x04\x12\x0e\n\x06lowest\x18\x02 \x01(\x04\x12\x13\n\x0blowest_rank\x18\x03 \x01(\x05\"M\n\rGroupPosition\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x1a\n\rlast_sequence\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_last_sequence\"\xb0\x02\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07ordinal\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.muster.v1.MemberState\x12\x10\n\x08since_ms\x18\x07 \x01(\x04\x12(\n\x06groups\x18\x08 \x03(\x0b\x32\x18.muster.v1.GroupPosition\x12\x12\n\ngeneration\x18\t \x01(\x04\x12\x16\n\tnode_rank\x18\n \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05relay\x18\x0b \x01(\t\x12\x11\n\x04step\x18\x0c \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07step_ms\x18\r \x01(\x04\x42\x0c\n\n_node_rankB\x07\n\x05_step\"M\n\x0c\x45victRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"d\n\rEvictResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\x12/\n\x0f\x66\x61iled_barriers\x18\x02 \x03(\x0b\x32\x16.muster.v1.BarrierName\"\x96\x01\n\x12RequestSaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x19\n\x0cknown_number\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\x12\x61\x63ross_generations\x18\x06 \x01(\x08\x42\x0f\n\r_known_number\"G\n\x13RequestSaveResponse\x12\x1d\n\x04save\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Save\x12\x11\n\twas_asked\x18\x02 \x01(\x08\"3\n\x11\x43\x61ncelSaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x12\x43\x61ncelSaveResponse\x12\x1d\n\x04save\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Save\"?\n\rForgetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"x\n\x0e\x46orgetResponse\x12\x11\n\tprocesses\x18\x01 \x01(\x05\x12\r\n\x05nodes\x18\x02 \x01(\x05\x12-\n\ropen_barriers\x18\x03 \x03(\x0b\x32\x16.muster.v1.BarrierName\x12\x15\n\rwaiting_calls\x18\x04 \x01(\x05\"\x17\n\x15RunServiceListRequest\"6\n\x16RunServiceListResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.muster.v1.Run\"&\n\x14RunServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x15RunServiceGetResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run\" \n\x0eMembersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"5\n\x0fMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\"\x1e\n\x0cWatchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\",\n\rWatchResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run*\x9a\x01\n\tSaveState\x12\x1a\n\x16SAVE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10SAVE_STATE_ASKED\x10\x01\x12\x15\n\x11SAVE_STATE_AGREED\x10\x02\x12\x13\n\x0fSAVE_STATE_DONE\x10\x03\x12\x18\n\x14SAVE_STATE_WITHDRAWN\x10\x04\x12\x15\n\x11SAVE_STATE_LAPSED\x10\x05\x32\xb7\x04\n\nRunService\x12K\n\x04List\x12 .muster.v1.RunServiceListRequest\x1a!.muster.v1.RunServiceListResponse\x12H\n\x03Get\x12\x1f.muster.v1.RunServiceGetRequest\x1a .muster.v1.RunServiceGetResponse\x12@\n\x07Members\x12\x19.muster.v1.MembersRequest\x1a\x1a.muster.v1.MembersResponse\x12:\n\x05\x45vict\x12\x17.muster.v1.EvictRequest\x1a\x18.muster.v1.EvictResponse\x12=\n\x06\x46orget\x12\x18.muster.v1.ForgetRequest\x1a\x19.muster.v1.ForgetResponse\x12L\n\x0bRequestSave\x12\x1d.muster.v1.RequestSaveRequest\x1a\x1e.muster.v1.RequestSaveResponse\x12I\n\nCancelSave\x12\x1c.muster.v1.CancelSaveRequest\x1a\x1d.muster.v1.CancelSaveResponse\x12<\n\x05Watch\x12\x17.muster.v1.WatchRequest\x1a\x18.muster.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13muster/v1/run.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\"\xc6\x03\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tconnected\x18\x03 \x01(\x05\x12\x0f\n\x07members\x18\x04 \x01(\x05\x12\x0e\n\x06groups\x18\x05 \x01(\x05\x12\x15\n\ropen_barriers\x18\x06 \x01(\x05\x12\x18\n\x10\x64\x65\x63ided_barriers\x18\x07 \x01(\x04\x12\x12\n\x05round\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05nodes\x18\t \x01(\x05\x12\x15\n\rnodes_waiting\x18\n \x01(\x05\x12\x12\n\nstore_keys\x18\x0b \x01(\x04\x12\x13\n\x0bstore_bytes\x18\x0c \x01(\x04\x12!\n\x06\x63losed\x18\r \x01(\x0b\x32\x11.muster.v1.Closed\x12\x11\n\tforgotten\x18\x0e \x01(\x08\x12\"\n\x05steps\x18\x0f \x01(\x0b\x32\x13.muster.v1.RunSteps\x12\x1d\n\x04save\x18\x10 \x01(\x0b\x32\x0f.muster.v1.Save\x12+\n\x0b\x63heckpoints\x18\x11 \x01(\x0b\x32\x16.muster.v1.Checkpoints\x12#\n\x07stopped\x18\x12 \x01(\x0b\x32\x12.muster.v1.StoppedB\x08\n\x06_round\"\xaa\x01\n\x0b\x43heckpoints\x12%\n\x06newest\x18\x01 \x01(\x0b\x32\x15.muster.v1.Checkpoint\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\x04\x12\x11\n\tcommitted\x18\x03 \x01(\x04\x12\x18\n\x0binterval_ms\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\'\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x15.muster.v1.FailedSaveB\x0e\n\x0c_interval_ms\"\xcb\x01\n\nCheckpoint\x12\x11\n\x04step\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x30\n\x0c\x63ommitted_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\x05\x62ytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12(\n\x07slowest\x18\x04 \x01(\x0b\x32\x17.muster.v1.SlowestWrite\x12\'\n\x07\x62\x61rrier\x18\x05 \x01(\x0b\x32\x16.muster.v1.BarrierNameB\x07\n\x05_stepB\x08\n\x06_bytes\"<\n\x0cSlowestWrite\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08write_ms\x18\x03 \x01(\x04\"\x90\x01\n\nFailedSave\x12\x11\n\x04step\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12-\n\tfailed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\'\n\x07\x62\x61rrier\x18\x04 \x01(\x0b\x32\x16.muster.v1.BarrierNameB\x07\n\x05_step\"\xc9\x02\n\x04Save\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.muster.v1.SaveState\x12\x0c\n\x04stop\x18\x03 \x01(\x08\x12\n\n\x02\x62y\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12,\n\x08\x61sked_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\x04step\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12,\n\x08\x65nded_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ngeneration\x18\t \x01(\x04\x12\x1a\n\x12\x61\x63ross_generations\x18\n \x01(\x08\x12,\n\x08\x64\x65\x61\x64line\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04late\x18\x0c \x01(\tB\x07\n\x05_step\"@\n\x08RunSteps\x12\x0f\n\x07highest\x18\x01 \x01(\x04\x12\x0e\n\x06lowest\x18\x02 \x01(\x04\x12\x13\n\x0blowest_rank\x18\x03 \x01(\x05\"M\n\rGroupPosition\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x1a\n\rlast_sequence\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_last_sequence\"\xc3\x02\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07ordinal\x18\x03 \x01(\x04\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.muster.v1.MemberState\x12\x10\n\x08since_ms\x18\x07 \x01(\x04\x12(\n\x06groups\x18\x08 \x03(\x0b\x32\x18.muster.v1.GroupPosition\x12\x12\n\ngeneration\x18\t \x01(\x04\x12\x16\n\tnode_rank\x18\n \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05relay\x18\x0b \x01(\t\x12\x11\n\x04step\x18\x0c \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07step_ms\x18\r \x01(\x04\x12\x11\n\tnode_name\x18\x0e \x01(\tB\x0c\n\n_node_rankB\x07\n\x05_step\"M\n\x0c\x45victRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\"d\n\rEvictResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\x12/\n\x0f\x66\x61iled_barriers\x18\x02 \x03(\x0b\x32\x16.muster.v1.BarrierName\"\xbe\x01\n\x12RequestSaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x19\n\x0cknown_number\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\x12\x61\x63ross_generations\x18\x06 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\x04\x12\x11\n\tnotice_id\x18\x08 \x01(\tB\x0f\n\r_known_number\"G\n\x13RequestSaveResponse\x12\x1d\n\x04save\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Save\x12\x11\n\twas_asked\x18\x02 \x01(\x08\"w\n\x10\x44rainNodeRequest\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\x04\x12\x11\n\tnotice_id\x18\x06 \x01(\t\"8\n\x11\x44rainNodeResponse\x12#\n\x04runs\x18\x01 \x03(\x0b\x32\x15.muster.v1.DrainedRun\"N\n\nDrainedRun\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04save\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Save\x12\x11\n\twas_asked\x18\x03 \x01(\x08\"3\n\x11\x43\x61ncelSaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"3\n\x12\x43\x61ncelSaveResponse\x12\x1d\n\x04save\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Save\"?\n\rForgetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"x\n\x0e\x46orgetResponse\x12\x11\n\tprocesses\x18\x01 \x01(\x05\x12\r\n\x05nodes\x18\x02 \x01(\x05\x12-\n\ropen_barriers\x18\x03 \x03(\x0b\x32\x16.muster.v1.BarrierName\x12\x15\n\rwaiting_calls\x18\x04 \x01(\x05\"\x17\n\x15RunServiceListRequest\"6\n\x16RunServiceListResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.muster.v1.Run\"&\n\x14RunServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x15RunServiceGetResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run\" \n\x0eMembersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"5\n\x0fMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.muster.v1.Member\"\x1e\n\x0cWatchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\",\n\rWatchResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.muster.v1.Run*\x9a\x01\n\tSaveState\x12\x1a\n\x16SAVE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10SAVE_STATE_ASKED\x10\x01\x12\x15\n\x11SAVE_STATE_AGREED\x10\x02\x12\x13\n\x0fSAVE_STATE_DONE\x10\x03\x12\x18\n\x14SAVE_STATE_WITHDRAWN\x10\x04\x12\x15\n\x11SAVE_STATE_LAPSED\x10\x05\x32\xff\x04\n\nRunService\x12K\n\x04List\x12 .muster.v1.RunServiceListRequest\x1a!.muster.v1.RunServiceListResponse\x12H\n\x03Get\x12\x1f.muster.v1.RunServiceGetRequest\x1a .muster.v1.RunServiceGetResponse\x12@\n\x07Members\x12\x19.muster.v1.MembersRequest\x1a\x1a.muster.v1.MembersResponse\x12:\n\x05\x45vict\x12\x17.muster.v1.EvictRequest\x1a\x18.muster.v1.EvictResponse\x12=\n\x06\x46orget\x12\x18.muster.v1.ForgetRequest\x1a\x19.muster.v1.ForgetResponse\x12L\n\x0bRequestSave\x12\x1d.muster.v1.RequestSaveRequest\x1a\x1e.muster.v1.RequestSaveResponse\x12\x46\n\tDrainNode\x12\x1b.muster.v1.DrainNodeRequest\x1a\x1c.muster.v1.DrainNodeResponse\x12I\n\nCancelSave\x12\x1c.muster.v1.CancelSaveRequest\x1a\x1d.muster.v1.CancelSaveResponse\x12<\n\x05Watch\x12\x17.muster.v1.WatchRequest\x1a\x18.muster.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAVESTATE']._serialized_start=2903
-  _globals['_SAVESTATE']._serialized_end=3057
+  _globals['_SAVESTATE']._serialized_start=3281
+  _globals['_SAVESTATE']._serialized_end=3435
   _globals['_RUN']._serialized_start=92
   _globals['_RUN']._serialized_end=546
   _globals['_CHECKPOINTS']._serialized_start=549
@@ -46,45 +46,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILEDSAVE']._serialized_start=990
   _globals['_FAILEDSAVE']._serialized_end=1134
   _globals['_SAVE']._serialized_start=1137
-  _globals['_SAVE']._serialized_end=1406
-  _globals['_RUNSTEPS']._serialized_start=1408
-  _globals['_RUNSTEPS']._serialized_end=1472
-  _globals['_GROUPPOSITION']._serialized_start=1474
-  _globals['_GROUPPOSITION']._serialized_end=1551
-  _globals['_MEMBER']._serialized_start=1554
-  _globals['_MEMBER']._serialized_end=1858
-  _globals['_EVICTREQUEST']._serialized_start=1860
-  _globals['_EVICTREQUEST']._serialized_end=1937
-  _globals['_EVICTRESPONSE']._serialized_start=1939
-  _globals['_EVICTRESPONSE']._serialized_end=2039
-  _globals['_REQUESTSAVEREQUEST']._serialized_start=2042
-  _globals['_REQUESTSAVEREQUEST']._serialized_end=2192
-  _globals['_REQUESTSAVERESPONSE']._serialized_start=2194
-  _globals['_REQUESTSAVERESPONSE']._serialized_end=2265
-  _globals['_CANCELSAVEREQUEST']._serialized_start=2267
-  _globals['_CANCELSAVEREQUEST']._serialized_end=2318
-  _globals['_CANCELSAVERESPONSE']._serialized_start=2320
-  _globals['_CANCELSAVERESPONSE']._serialized_end=2371
-  _globals['_FORGETREQUEST']._serialized_start=2373
-  _globals['_FORGETREQUEST']._serialized_end=2436
-  _globals['_FORGETRESPONSE']._serialized_start=2438
-  _globals['_FORGETRESPONSE']._serialized_end=2558
-  _globals['_RUNSERVICELISTREQUEST']._serialized_start=2560
-  _globals['_RUNSERVICELISTREQUEST']._serialized_end=2583
-  _globals['_RUNSERVICELISTRESPONSE']._serialized_start=2585
-  _globals['_RUNSERVICELISTRESPONSE']._serialized_end=2639
-  _globals['_RUNSERVICEGETREQUEST']._serialized_start=2641
-  _globals['_RUNSERVICEGETREQUEST']._serialized_end=2679
-  _globals['_RUNSERVICEGETRESPONSE']._serialized_start=2681
-  _globals['_RUNSERVICEGETRESPONSE']._serialized_end=2733
-  _globals['_MEMBERSREQUEST']._serialized_start=2735
-  _globals['_MEMBERSREQUEST']._serialized_end=2767
-  _globals['_MEMBERSRESPONSE']._serialized_start=2769
-  _globals['_MEMBERSRESPONSE']._serialized_end=2822
-  _globals['_WATCHREQUEST']._serialized_start=2824
-  _globals['_WATCHREQUEST']._serialized_end=2854
-  _globals['_WATCHRESPONSE']._serialized_start=2856
-  _globals['_WATCHRESPONSE']._serialized_end=2900
-  _globals['_RUNSERVICE']._serialized_start=3060
-  _globals['_RUNSERVICE']._serialized_end=3627
+  _globals['_SAVE']._serialized_end=1466
+  _globals['_RUNSTEPS']._serialized_start=1468
+  _globals['_RUNSTEPS']._serialized_end=1532
+  _globals['_GROUPPOSITION']._serialized_start=1534
+  _globals['_GROUPPOSITION']._serialized_end=1611
+  _globals['_MEMBER']._serialized_start=1614
+  _globals['_MEMBER']._serialized_end=1937
+  _globals['_EVICTREQUEST']._serialized_start=1939
+  _globals['_EVICTREQUEST']._serialized_end=2016
+  _globals['_EVICTRESPONSE']._serialized_start=2018
+  _globals['_EVICTRESPONSE']._serialized_end=2118
+  _globals['_REQUESTSAVEREQUEST']._serialized_start=2121
+  _globals['_REQUESTSAVEREQUEST']._serialized_end=2311
+  _globals['_REQUESTSAVERESPONSE']._serialized_start=2313
+  _globals['_REQUESTSAVERESPONSE']._serialized_end=2384
+  _globals['_DRAINNODEREQUEST']._serialized_start=2386
+  _globals['_DRAINNODEREQUEST']._serialized_end=2505
+  _globals['_DRAINNODERESPONSE']._serialized_start=2507
+  _globals['_DRAINNODERESPONSE']._serialized_end=2563
+  _globals['_DRAINEDRUN']._serialized_start=2565
+  _globals['_DRAINEDRUN']._serialized_end=2643
+  _globals['_CANCELSAVEREQUEST']._serialized_start=2645
+  _globals['_CANCELSAVEREQUEST']._serialized_end=2696
+  _globals['_CANCELSAVERESPONSE']._serialized_start=2698
+  _globals['_CANCELSAVERESPONSE']._serialized_end=2749
+  _globals['_FORGETREQUEST']._serialized_start=2751
+  _globals['_FORGETREQUEST']._serialized_end=2814
+  _globals['_FORGETRESPONSE']._serialized_start=2816
+  _globals['_FORGETRESPONSE']._serialized_end=2936
+  _globals['_RUNSERVICELISTREQUEST']._serialized_start=2938
+  _globals['_RUNSERVICELISTREQUEST']._serialized_end=2961
+  _globals['_RUNSERVICELISTRESPONSE']._serialized_start=2963
+  _globals['_RUNSERVICELISTRESPONSE']._serialized_end=3017
+  _globals['_RUNSERVICEGETREQUEST']._serialized_start=3019
+  _globals['_RUNSERVICEGETREQUEST']._serialized_end=3057
+  _globals['_RUNSERVICEGETRESPONSE']._serialized_start=3059
+  _globals['_RUNSERVICEGETRESPONSE']._serialized_end=3111
+  _globals['_MEMBERSREQUEST']._serialized_start=3113
+  _globals['_MEMBERSREQUEST']._serialized_end=3145
+  _globals['_MEMBERSRESPONSE']._serialized_start=3147
+  _globals['_MEMBERSRESPONSE']._serialized_end=3200
+  _globals['_WATCHREQUEST']._serialized_start=3202
+  _globals['_WATCHREQUEST']._serialized_end=3232
+  _globals['_WATCHRESPONSE']._serialized_start=3234
+  _globals['_WATCHRESPONSE']._serialized_end=3278
+  _globals['_RUNSERVICE']._serialized_start=3438
+  _globals['_RUNSERVICE']._serialized_end=4077
 # @@protoc_insertion_point(module_scope)

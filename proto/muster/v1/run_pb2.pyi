@@ -320,6 +320,8 @@ class Save(google.protobuf.message.Message):
     ENDED_AT_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     ACROSS_GENERATIONS_FIELD_NUMBER: builtins.int
+    DEADLINE_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Counts the requests of the run, from 1."""
     state: global___SaveState.ValueType
@@ -336,6 +338,8 @@ class Save(google.protobuf.message.Message):
     """The generation in which it was made."""
     across_generations: builtins.bool
     """Whether a request that ends training stays in force when a newer generation starts."""
+    late: builtins.str
+    """Which ranks had not saved at the deadline, for people; empty if all had, or the deadline has not passed."""
     @property
     def asked_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When."""
@@ -343,6 +347,10 @@ class Save(google.protobuf.message.Message):
     @property
     def ended_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was done, was withdrawn, or lapsed; unset while it stands."""
+
+    @property
+    def deadline(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the save must be complete; unset: it has no deadline."""
 
     def __init__(
         self,
@@ -357,9 +365,11 @@ class Save(google.protobuf.message.Message):
         ended_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         generation: builtins.int = ...,
         across_generations: builtins.bool = ...,
+        deadline: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        late: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_step", b"_step", "asked_at", b"asked_at", "ended_at", b"ended_at", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_step", b"_step", "across_generations", b"across_generations", "asked_at", b"asked_at", "by", b"by", "ended_at", b"ended_at", "generation", b"generation", "number", b"number", "reason", b"reason", "state", b"state", "step", b"step", "stop", b"stop"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_step", b"_step", "asked_at", b"asked_at", "deadline", b"deadline", "ended_at", b"ended_at", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_step", b"_step", "across_generations", b"across_generations", "asked_at", b"asked_at", "by", b"by", "deadline", b"deadline", "ended_at", b"ended_at", "generation", b"generation", "late", b"late", "number", b"number", "reason", b"reason", "state", b"state", "step", b"step", "stop", b"stop"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
 
 global___Save = Save
@@ -433,6 +443,7 @@ class Member(google.protobuf.message.Message):
     RELAY_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     STEP_MS_FIELD_NUMBER: builtins.int
+    NODE_NAME_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     incarnation: builtins.str
@@ -457,6 +468,8 @@ class Member(google.protobuf.message.Message):
     """The training step that it is at; unset if it never told."""
     step_ms: builtins.int
     """For how long it has been there, in milliseconds, as far as is known."""
+    node_name: builtins.str
+    """The name of its node as the scheduler knows it."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupPosition]:
         """The groups that it speaks in."""
@@ -477,9 +490,10 @@ class Member(google.protobuf.message.Message):
         relay: builtins.str = ...,
         step: builtins.int | None = ...,
         step_ms: builtins.int = ...,
+        node_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "_step", b"_step", "node_rank", b"node_rank", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "_step", b"_step", "generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "relay", b"relay", "since_ms", b"since_ms", "state", b"state", "step", b"step", "step_ms", b"step_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "_step", b"_step", "generation", b"generation", "groups", b"groups", "host", b"host", "incarnation", b"incarnation", "node_name", b"node_name", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank", "relay", b"relay", "since_ms", b"since_ms", "state", b"state", "step", b"step", "step_ms", b"step_ms"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
     @typing.overload
@@ -555,6 +569,8 @@ class RequestSaveRequest(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     KNOWN_NUMBER_FIELD_NUMBER: builtins.int
     ACROSS_GENERATIONS_FIELD_NUMBER: builtins.int
+    DEADLINE_MS_FIELD_NUMBER: builtins.int
+    NOTICE_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     stop: builtins.bool
@@ -571,6 +587,14 @@ class RequestSaveRequest(google.protobuf.message.Message):
     """Keep a request with stop in force when a newer generation starts, such as a restart of the job. Otherwise the request lapses
     with its generation.
     """
+    deadline_ms: builtins.int
+    """Milliseconds until the save must be complete, from the arrival of this message. 0: no deadline. A pending request that
+    covers this one keeps the earlier of both deadlines.
+    """
+    notice_id: builtins.str
+    """Names the notice that caused this request, such as "aws/spot/2026-11-25T10:00:00Z". A request with a notice that the run
+    has had already is the request that it led to, whatever became of that, unless that lapsed. Empty: none.
+    """
     def __init__(
         self,
         *,
@@ -580,9 +604,11 @@ class RequestSaveRequest(google.protobuf.message.Message):
         reason: builtins.str = ...,
         known_number: builtins.int | None = ...,
         across_generations: builtins.bool = ...,
+        deadline_ms: builtins.int = ...,
+        notice_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_known_number", b"_known_number", "known_number", b"known_number"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_known_number", b"_known_number", "across_generations", b"across_generations", "by", b"by", "known_number", b"known_number", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_known_number", b"_known_number", "across_generations", b"across_generations", "by", b"by", "deadline_ms", b"deadline_ms", "known_number", b"known_number", "notice_id", b"notice_id", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_known_number", b"_known_number"]) -> typing.Literal["known_number"] | None: ...
 
 global___RequestSaveRequest = RequestSaveRequest
@@ -611,6 +637,93 @@ class RequestSaveResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["save", b"save", "was_asked", b"was_asked"]) -> None: ...
 
 global___RequestSaveResponse = RequestSaveResponse
+
+@typing.final
+class DrainNodeRequest(google.protobuf.message.Message):
+    """DrainNodeRequest names a machine that is to be left."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_NAME_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DEADLINE_MS_FIELD_NUMBER: builtins.int
+    NOTICE_ID_FIELD_NUMBER: builtins.int
+    node_name: builtins.str
+    """The name of the node as the scheduler knows it."""
+    stop: builtins.bool
+    """Whether training is to end after the save."""
+    by: builtins.str
+    """Who asks, for people."""
+    reason: builtins.str
+    """Why, for people."""
+    deadline_ms: builtins.int
+    """As in RequestSaveRequest."""
+    notice_id: builtins.str
+    """As in RequestSaveRequest."""
+    def __init__(
+        self,
+        *,
+        node_name: builtins.str = ...,
+        stop: builtins.bool = ...,
+        by: builtins.str = ...,
+        reason: builtins.str = ...,
+        deadline_ms: builtins.int = ...,
+        notice_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "deadline_ms", b"deadline_ms", "node_name", b"node_name", "notice_id", b"notice_id", "reason", b"reason", "stop", b"stop"]) -> None: ...
+
+global___DrainNodeRequest = DrainNodeRequest
+
+@typing.final
+class DrainNodeResponse(google.protobuf.message.Message):
+    """DrainNodeResponse shows the runs that have a process or an agent on the node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: builtins.int
+    @property
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DrainedRun]:
+        """Each of them, by run id. Empty: the node has none."""
+
+    def __init__(
+        self,
+        *,
+        runs: collections.abc.Iterable[global___DrainedRun] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+
+global___DrainNodeResponse = DrainNodeResponse
+
+@typing.final
+class DrainedRun(google.protobuf.message.Message):
+    """DrainedRun is one run that was asked to save because its node is drained."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SAVE_FIELD_NUMBER: builtins.int
+    WAS_ASKED_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    was_asked: builtins.bool
+    """It had been asked for before."""
+    @property
+    def save(self) -> global___Save:
+        """The request that stands for it now."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        save: global___Save | None = ...,
+        was_asked: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["save", b"save"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "save", b"save", "was_asked", b"was_asked"]) -> None: ...
+
+global___DrainedRun = DrainedRun
 
 @typing.final
 class CancelSaveRequest(google.protobuf.message.Message):

@@ -65,6 +65,11 @@ class RunServiceStub(object):
                 request_serializer=muster_dot_v1_dot_run__pb2.RequestSaveRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_run__pb2.RequestSaveResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/muster.v1.RunService/DrainNode',
+                request_serializer=muster_dot_v1_dot_run__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_run__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
         self.CancelSave = channel.unary_unary(
                 '/muster.v1.RunService/CancelSave',
                 request_serializer=muster_dot_v1_dot_run__pb2.CancelSaveRequest.SerializeToString,
@@ -126,6 +131,14 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """DrainNode asks each run that has a process or an agent on a node to save, as RequestSave does for one run. It covers the
+        runs that the caller may touch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelSave(self, request, context):
         """CancelSave withdraws that.
         """
@@ -173,6 +186,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.RequestSave,
                     request_deserializer=muster_dot_v1_dot_run__pb2.RequestSaveRequest.FromString,
                     response_serializer=muster_dot_v1_dot_run__pb2.RequestSaveResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=muster_dot_v1_dot_run__pb2.DrainNodeRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_run__pb2.DrainNodeResponse.SerializeToString,
             ),
             'CancelSave': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelSave,
@@ -348,6 +366,33 @@ class RunService(object):
             '/muster.v1.RunService/RequestSave',
             muster_dot_v1_dot_run__pb2.RequestSaveRequest.SerializeToString,
             muster_dot_v1_dot_run__pb2.RequestSaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.RunService/DrainNode',
+            muster_dot_v1_dot_run__pb2.DrainNodeRequest.SerializeToString,
+            muster_dot_v1_dot_run__pb2.DrainNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

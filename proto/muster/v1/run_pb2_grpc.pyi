@@ -63,6 +63,14 @@ class RunServiceStub:
     same request however often it is made, until all ranks have saved.
     """
 
+    DrainNode: grpc.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.DrainNodeRequest,
+        muster.v1.run_pb2.DrainNodeResponse,
+    ]
+    """DrainNode asks each run that has a process or an agent on a node to save, as RequestSave does for one run. It covers the
+    runs that the caller may touch.
+    """
+
     CancelSave: grpc.UnaryUnaryMultiCallable[
         muster.v1.run_pb2.CancelSaveRequest,
         muster.v1.run_pb2.CancelSaveResponse,
@@ -120,6 +128,14 @@ class RunServiceAsyncStub:
     ]
     """RequestSave asks all ranks of a run to save at one step that they agree on. It is durable when it is answered, and the
     same request however often it is made, until all ranks have saved.
+    """
+
+    DrainNode: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.run_pb2.DrainNodeRequest,
+        muster.v1.run_pb2.DrainNodeResponse,
+    ]
+    """DrainNode asks each run that has a process or an agent on a node to save, as RequestSave does for one run. It covers the
+    runs that the caller may touch.
     """
 
     CancelSave: grpc.aio.UnaryUnaryMultiCallable[
@@ -191,6 +207,16 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[muster.v1.run_pb2.RequestSaveResponse, collections.abc.Awaitable[muster.v1.run_pb2.RequestSaveResponse]]:
         """RequestSave asks all ranks of a run to save at one step that they agree on. It is durable when it is answered, and the
         same request however often it is made, until all ranks have saved.
+        """
+
+    @abc.abstractmethod
+    def DrainNode(
+        self,
+        request: muster.v1.run_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.run_pb2.DrainNodeResponse, collections.abc.Awaitable[muster.v1.run_pb2.DrainNodeResponse]]:
+        """DrainNode asks each run that has a process or an agent on a node to save, as RequestSave does for one run. It covers the
+        runs that the caller may touch.
         """
 
     @abc.abstractmethod

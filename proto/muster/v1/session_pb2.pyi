@@ -180,6 +180,7 @@ class Process(google.protobuf.message.Message):
     ORDINAL_FIELD_NUMBER: builtins.int
     NODE_RANK_FIELD_NUMBER: builtins.int
     AGE_MS_FIELD_NUMBER: builtins.int
+    NODE_NAME_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank that it speaks for."""
     incarnation: builtins.str
@@ -196,6 +197,8 @@ class Process(google.protobuf.message.Message):
     """For how long the process had been running when it said hello, in milliseconds; 0 if it does not tell. It
     may be too little, and must not be too much: who began before another left is of the same life of the job.
     """
+    node_name: builtins.str
+    """The name of its node as the scheduler knows it; empty: the same as `host`."""
     def __init__(
         self,
         *,
@@ -206,9 +209,10 @@ class Process(google.protobuf.message.Message):
         ordinal: builtins.int = ...,
         node_rank: builtins.int | None = ...,
         age_ms: builtins.int = ...,
+        node_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "node_rank", b"node_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "age_ms", b"age_ms", "host", b"host", "incarnation", b"incarnation", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_node_rank", b"_node_rank", "age_ms", b"age_ms", "host", b"host", "incarnation", b"incarnation", "node_name", b"node_name", "node_rank", b"node_rank", "ordinal", b"ordinal", "pid", b"pid", "rank", b"rank"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_node_rank", b"_node_rank"]) -> typing.Literal["node_rank"] | None: ...
 
 global___Process = Process
@@ -745,6 +749,7 @@ class SaveAsked(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     WITHDRAWN_FIELD_NUMBER: builtins.int
+    DEADLINE_MS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Counts the requests of a run, from 1."""
     since_sequence: builtins.int
@@ -755,6 +760,10 @@ class SaveAsked(google.protobuf.message.Message):
     """Who asked, and why, for people."""
     withdrawn: builtins.bool
     """Nothing is to be done for it: it is done, was withdrawn, or has lapsed."""
+    deadline_ms: builtins.int
+    """Milliseconds left until the save must be complete, when this was sent; 0: no time is left. Unset: it has no deadline. The
+    same request may come again with an earlier deadline.
+    """
     def __init__(
         self,
         *,
@@ -763,8 +772,11 @@ class SaveAsked(google.protobuf.message.Message):
         stop: builtins.bool = ...,
         reason: builtins.str = ...,
         withdrawn: builtins.bool = ...,
+        deadline_ms: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number", "reason", b"reason", "since_sequence", b"since_sequence", "stop", b"stop", "withdrawn", b"withdrawn"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms", "number", b"number", "reason", b"reason", "since_sequence", b"since_sequence", "stop", b"stop", "withdrawn", b"withdrawn"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_deadline_ms", b"_deadline_ms"]) -> typing.Literal["deadline_ms"] | None: ...
 
 global___SaveAsked = SaveAsked
 

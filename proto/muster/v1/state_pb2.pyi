@@ -256,6 +256,7 @@ class SaveRecord(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     SAVE_FIELD_NUMBER: builtins.int
     SINCE_SEQUENCE_FIELD_NUMBER: builtins.int
+    NOTICES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     since_sequence: builtins.int
@@ -264,17 +265,44 @@ class SaveRecord(google.protobuf.message.Message):
     def save(self) -> muster.v1.run_pb2.Save:
         """What people see of it."""
 
+    @property
+    def notices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HandledNotice]:
+        """The notices that led to it or to earlier requests, oldest first."""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         save: muster.v1.run_pb2.Save | None = ...,
         since_sequence: builtins.int = ...,
+        notices: collections.abc.Iterable[global___HandledNotice] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["save", b"save"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "save", b"save", "since_sequence", b"since_sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["notices", b"notices", "run_id", b"run_id", "save", b"save", "since_sequence", b"since_sequence"]) -> None: ...
 
 global___SaveRecord = SaveRecord
+
+@typing.final
+class HandledNotice(google.protobuf.message.Message):
+    """HandledNotice is a notice that led to a request for a save."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """The notice's id."""
+    number: builtins.int
+    """The number of the request."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "number", b"number"]) -> None: ...
+
+global___HandledNotice = HandledNotice
 
 @typing.final
 class CheckpointsRecord(google.protobuf.message.Message):
@@ -367,6 +395,7 @@ class SpeakerRecord(google.protobuf.message.Message):
     LIFE_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
     LINEAGE_FIELD_NUMBER: builtins.int
+    NODE_NAME_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     prefix: builtins.str
@@ -401,6 +430,8 @@ class SpeakerRecord(google.protobuf.message.Message):
     """The ordinal of the first process of its lineage: the processes of a rank that took over groups from one
     another. 0: its own.
     """
+    node_name: builtins.str
+    """The name of its node as the scheduler knows it; empty: the same as `host`."""
     @property
     def participants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The ranks that the group's barriers cover; empty means all."""
@@ -422,9 +453,10 @@ class SpeakerRecord(google.protobuf.message.Message):
         life: builtins.int | None = ...,
         shape: builtins.int = ...,
         lineage: builtins.int = ...,
+        node_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_life", b"_life", "life", b"life"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_life", b"_life", "host", b"host", "incarnation", b"incarnation", "life", b"life", "lineage", b"lineage", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "shape", b"shape", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_life", b"_life", "host", b"host", "incarnation", b"incarnation", "life", b"life", "lineage", b"lineage", "node_name", b"node_name", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "shape", b"shape", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_life", b"_life"]) -> typing.Literal["life"] | None: ...
 
 global___SpeakerRecord = SpeakerRecord

@@ -1,0 +1,1 @@
+"""The sources of notices: one module for each scheduler or cloud."""

@@ -8,10 +8,10 @@ class Notice:
     """A notice that a node is, or may be, about to be lost."""
 
     id: str
-    """The same for the same notice, also after a restart of the watcher: ``SOURCE/KIND/DETAIL``, printable."""
+    """``SOURCE/KIND/DETAIL``, printable: the same for the same notice, also after a restart of the watcher."""
     reason: str
     """The cause, for people."""
     stop: bool = True
-    """Whether training ends after the save. False: the node may be lost, and a recent checkpoint is enough."""
+    """Whether training ends after the save. False: a recent checkpoint is enough, as the node may survive."""
     deadline: float | None = None
     """When the node goes, in seconds since 1970; None: unknown."""

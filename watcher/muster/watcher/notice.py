@@ -8,7 +8,7 @@ class Notice:
     """A notice that a node is, or may be, about to be lost."""
 
     id: str
-    """``SOURCE/KIND/DETAIL``, printable: the same for the same notice, also after a restart of the watcher."""
+    """``SOURCE/KIND/DETAIL``, printable. The same notice has the same id after a restart of the watcher."""
     reason: str
     """The cause, for people."""
     stop: bool = True

@@ -30,8 +30,8 @@ PASSING = frozenset(
         CORDONED,
     }
 )
-"""Taints that Kubernetes sets for a condition that may pass: the node may be back before a save is complete. If
-the pods must go, their own condition says so."""
+"""Taints that Kubernetes sets for a condition that may pass: the node may be back before a save is complete.
+If the pods must go, their own condition says so."""
 MAX_TEXT = 300
 """Characters of a text that somebody else wrote."""
 

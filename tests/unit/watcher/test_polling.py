@@ -50,7 +50,14 @@ async def test_notices_stay_in_force_while_looks_fail():
 
 
 async def test_failure_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture):
-    looks = [LookError("no route"), LookError("no route"), LookError("HTTP 500"), [], [], LookError("no route")]
+    looks = [
+        LookError("no route"),
+        LookError("no route"),
+        LookError("HTTP 500"),
+        [],
+        [],
+        LookError("no route"),
+    ]
     source, _ = polled(looks)
     with caplog.at_level(logging.INFO):
         await reports(source)

@@ -89,8 +89,6 @@ def test_sources_do_not_withdraw_each_others_notices():
     assert sent_at(schedule, 0.0) == [notice("a")]
 
 
-
-
 NOTICES = st.lists(
     st.builds(notice, st.sampled_from("abc"), st.sampled_from(["r", "q"]), st.sampled_from([None, 7.0])),
     max_size=4,

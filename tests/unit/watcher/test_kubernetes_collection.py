@@ -48,7 +48,8 @@ class Answers:
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         assert (path, query) == (PATH, QUERY)
         self.asked.append("list")
-        return self._next()
+        answer: dict[str, Any] = self._next()
+        return answer
 
     async def watch(self, path: str, query: Mapping[str, str], seconds: int) -> AsyncIterator[dict[str, Any]]:
         assert query.items() >= QUERY.items()

@@ -7,7 +7,7 @@ import pytest
 
 from muster.watcher.kubernetes.notices import PASSING, Policy, notices_of, read_node, read_pod
 from muster.watcher.notice import Notice
-from tests.support.kubernetes_api import disruption, node, pod
+from tests.support.watching.kubernetes_api import disruption, node, pod
 
 AT, LATER = "2026-11-25T10:00:00Z", "2026-11-25T10:02:00Z"
 
@@ -54,7 +54,7 @@ def test_what_a_cordon_asks_for_can_be_set(cordon: Any, stops: list[bool]):
 def test_second_cordon_is_another_notice():
     def cordoned(time: str) -> Notice:
         cordoned = node(spec={"unschedulable": True})
-        fields = {"f:spec": {"f:unschedulable": {}}}
+        fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}}
         labels = {"time": "2026-11-25T11:00:00Z", "fieldsV1": {"f:metadata": {"f:labels": {}}}}
         cordoned["metadata"]["managedFields"] = [{"time": time, "fieldsV1": fields}, labels]
         (notice,) = found(cordoned)

@@ -50,7 +50,7 @@ async def test_notices_stay_in_force_while_looks_fail():
 
 
 async def test_failure_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture):
-    looks = [
+    looks: list[list[Notice] | Exception] = [
         LookError("no route"),
         LookError("no route"),
         LookError("HTTP 500"),

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,8 @@ def test_answered_notice_is_repeated():
 
 
 def test_failed_notice_is_repeated_with_growing_pauses():
-    schedule, now, pauses = Schedule(), 0.0, []
+    schedule, now = Schedule(), 0.0
+    pauses: list[float] = []
     schedule.report("s", [notice()], now)
     for _ in range(8):
         (standing,) = schedule.begin_due(now)
@@ -104,7 +107,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_coordinator_hears_each_notice_in_force_at_once_and_then_regularly(steps: list[tuple]):
+def test_coordinator_hears_each_notice_in_force_at_once_and_then_regularly(steps: list[tuple[Any, Any, Any]]):
     """Whatever is reported in whatever order, while the coordinator answers or fails."""
     schedule, now = Schedule(), 0.0
     in_force: dict[tuple[str, str], Notice] = {}

@@ -173,9 +173,14 @@ def notices_of(nodes: Iterable[Node], pods: Iterable[Pod], policy: Policy) -> li
     return [*notices, *(notice for pod in living if (notice := _of_pod(pod)))]
 
 
+def deletion(node: Node) -> Notice:
+    """Return the notice that a node is being deleted, or was."""
+    return Notice(id=f"kubernetes/deleted/{node.uid}", reason=f"node {node.name}: it is deleted")
+
+
 def _of_node(node: Node, pods: Collection[Pod], policy: Policy) -> Iterable[Notice]:
     if node.deleted:
-        yield Notice(id=f"kubernetes/deleted/{node.uid}", reason=f"node {node.name}: it is being deleted")
+        yield deletion(node)
     cordoned_at = next((one.added for one in node.taints if one.key == CORDONED), "")
     if node.unschedulable and policy.cordon != "ignore":
         yield Notice(

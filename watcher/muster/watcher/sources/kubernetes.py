@@ -7,7 +7,16 @@ from typing import cast
 
 from muster.watcher.kubernetes.api import ConfigurationError, connect
 from muster.watcher.kubernetes.collection import Collection, Reads
-from muster.watcher.kubernetes.notices import Cordon, Node, Pod, Policy, notices_of, read_node, read_pod
+from muster.watcher.kubernetes.notices import (
+    Cordon,
+    Node,
+    Pod,
+    Policy,
+    deletion,
+    notices_of,
+    read_node,
+    read_pod,
+)
 from muster.watcher.source import Report, SourceError
 from muster.watcher.sources.registry import SourceOptions
 
@@ -36,6 +45,8 @@ class Kubernetes:
         self._node_name = node_name
         self._policy = policy or Policy()
         self._report: Report | None = None
+        self._latest: Node | None = None
+        """This node as it was seen last."""
         by_name = {"fieldSelector": f"metadata.name={node_name}"}
         by_node = {"fieldSelector": f"spec.nodeName={node_name}"}
         if pod_selector:
@@ -63,7 +74,17 @@ class Kubernetes:
         # With a part of the objects, notices would seem to be withdrawn.
         if self._report is None or not all(one.is_known for one in self._collections):
             return
-        self._report(notices_of(self._nodes.objects.values(), self.pods, self._policy))
+        notices = notices_of(self._nodes.objects.values(), self.pods, self._policy)
+        for node in self._nodes.objects.values():
+            self._latest = node
+        if self._latest is None:
+            raise SourceError(
+                f"there is no node {self._node_name} in this cluster. Give --node the name that `kubectl get "
+                "nodes` shows."
+            )
+        if not self._nodes.objects:
+            notices.append(deletion(self._latest))
+        self._report(notices)
 
 
 async def open_source(options: SourceOptions, stack: AsyncExitStack) -> Kubernetes:

@@ -78,7 +78,9 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 ALL = bearing(ANOTHER)
 
 
-def call(connection: grpc.Channel, method: str, run_id: str, token: str | None) -> str:
+def call(
+    connection: grpc.Channel, method: str, run_id: str, token: str | None, node_name: str = "node-1"
+) -> str:
     """Call a method for a run; the reason of the refusal, or the code without one, or OK."""
     service, name = method.strip("/").split("/")
     descriptor = next(one for one in SERVICES if one.full_name == service).methods_by_name[name]
@@ -91,6 +93,8 @@ def call(connection: grpc.Channel, method: str, run_id: str, token: str | None) 
         request = store_pb2.OperateRequest(num_keys=store_pb2.NumKeysRequest(run_id=run_id))
     elif "run_id" in descriptor.input_type.fields_by_name:
         request.run_id = run_id
+    if "node_name" in descriptor.input_type.fields_by_name:
+        request.node_name = node_name
     metadata = bearing(token) if token is not None else ()
     kind = "stream_stream" if descriptor.client_streaming else "unary_stream"
     kind = kind if descriptor.server_streaming else "unary_unary"
@@ -116,8 +120,12 @@ def runs_of(connection: grpc.Channel, metadata=ALL) -> list[str]:
     return [run.run_id for run in found.runs]
 
 
-REFUSALS = ("TOKEN_MISSING", "TOKEN_UNKNOWN", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED", "DEADLINE_EXCEEDED")
+REFUSALS = (
+    *("TOKEN_MISSING", "TOKEN_UNKNOWN", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED", "NODE_NOT_ALLOWED"),
+    "DEADLINE_EXCEEDED",
+)
 ABOUT_NO_RUN = (
+    "/muster.v1.RunService/DrainNode",
     "/muster.v1.RunService/List",
     "/muster.v1.CoordinatorService/Status",
     "/muster.v1.CoordinatorService/Replicas",
@@ -144,6 +152,43 @@ def test_each_call_needs_a_token_of_the_right_role_and_run(connection: grpc.Chan
             # What the core says of an almost empty request is of no interest here.
             there = "a-there" if method.endswith("/Watch") else run_id
             assert call(connection, method, there, SECRETS[role]) not in REFUSALS
+
+
+DRAIN = "/muster.v1.RunService/DrainNode"
+
+
+@pytest.mark.parametrize(
+    "name", ["node-10", "Node-1", "node-1\n", "node-?", "*", "", "spot-\x1b[2J", "node-1" * 10_000]
+)
+def test_watcher_drains_no_node_but_its_own(connection: grpc.Channel, name: str):
+    assert call(connection, DRAIN, "", SECRETS[Role.WATCHER], name) == "NODE_NOT_ALLOWED"
+    # What comes of its own nodes, and of any node for a higher role, is the core's.
+    for role, node_name in ((Role.WATCHER, "node-1"), (Role.WATCHER, "spot-7"), (Role.WORKER, name)):
+        assert call(connection, DRAIN, "", SECRETS[role], node_name) not in REFUSALS
+
+
+@pytest.mark.parametrize("nodes", ['["node-2"]', '["node-1", "node-2"]', "removed"])
+def test_calls_of_a_watcher_end_when_its_nodes_change(tmp_path: Path, nodes: str):
+    file = tmp_path / "tokens.toml"
+    file.write_text(tokens())
+    with (
+        Coordinator(tmp_path, state="memory:", extra=(f"--tokens-file={file}",)) as coordinator,
+        grpc.insecure_channel(coordinator.endpoint) as channel,
+    ):
+        arrive_alone(channel, "a-there")
+        watcher = bearing(SECRETS[Role.WATCHER])
+        watch = run_pb2_grpc.RunServiceStub(channel).Watch(run_pb2.WatchRequest(), metadata=watcher)
+        next(watch)
+        changed = tokens(without=Role.WATCHER)
+        if nodes != "removed":
+            changed = tokens().replace('["node-1", "spot-*"]', nodes)
+        file.write_text(changed)
+        with pytest.raises(grpc.RpcError) as caught:
+            for _ in watch:
+                pass
+        assert reason_of(caught.value) == "TOKEN_UNKNOWN"
+        expected = "TOKEN_UNKNOWN" if nodes == "removed" else "NODE_NOT_ALLOWED"
+        assert call(channel, DRAIN, "", SECRETS[Role.WATCHER], "spot-7") == expected
 
 
 def test_lists_and_watches_show_the_runs_that_one_may_see(connection: grpc.Channel):
@@ -242,6 +287,7 @@ def test_sdk_and_command_show_their_token(guarded: Coordinator, environ: pytest.
         (None, "a-x", "TOKEN_MISSING"),
         ("unknown-0123456789", "a-x", "TOKEN_UNKNOWN"),
         (SECRETS[Role.VIEWER], "a-x", "ROLE_TOO_LOW"),
+        (SECRETS[Role.WATCHER], "a-x", "ROLE_TOO_LOW"),
         (SECRETS[Role.WORKER], "b-x", "RUN_NOT_ALLOWED"),
     ],
 )
@@ -272,6 +318,7 @@ def test_caller_without_access_is_refused_at_once(
         (Role.WORKER, "a-x", 'ok        token           "worker" has the role worker for the runs a-*'),
         (Role.WORKER, "b-x", "and MUSTER_RUN_ID is b-x"),
         (Role.VIEWER, "a-x", 'warning   token           "viewer" has the role viewer for the runs a-*'),
+        (Role.WATCHER, "a-x", '"watcher" has the role watcher for the runs a-* on the nodes node-1, spot-*'),
     ],
 )
 def test_doctor_names_the_calls_that_a_token_lacks_rights_for(
@@ -291,6 +338,15 @@ def test_status_names_the_caller_only_if_tokens_are_asked_for(connection: grpc.C
     )
     assert guarded.caller == coordinator_pb2.Caller(
         token_name="all", role=coordinator_pb2.ROLE_OPERATOR, run_patterns=["*"]
+    )
+    guarded = coordinator_pb2_grpc.CoordinatorServiceStub(connection).Status(
+        ask, metadata=bearing(SECRETS[Role.WATCHER]), timeout=PATIENCE
+    )
+    assert guarded.caller == coordinator_pb2.Caller(
+        token_name="watcher",
+        role=coordinator_pb2.ROLE_WATCHER,
+        run_patterns=["a-*"],
+        node_patterns=["node-1", "spot-*"],
     )
     with (
         Coordinator(tmp_path, state="memory:") as coordinator,

@@ -264,8 +264,8 @@ def check_node(grant: Grant, name: str) -> None:
         which = f"node {report.shown(name)}" if name else "a node without a name"
         refusal = Refusal(
             Reason.NODE_NOT_ALLOWED,
-            f'token "{grant.name}" is for the nodes {", ".join(grant.nodes)}, and not for {which}. Use a token '
-            "for that node, or another node name.",
+            f'token "{grant.name}" is for the nodes {", ".join(grant.nodes)}, and not for {which}. Use a '
+            "token for that node, or another node name.",
         )
         JOURNAL.refused(refusal.reason, "node", refusal.message)
         raise refusal

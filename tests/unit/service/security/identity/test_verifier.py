@@ -205,7 +205,7 @@ def test_watcher_whose_token_names_no_node_hears_what_to_do(room: Room):
     assert refusal.reason is Reason.TOKEN_UNKNOWN
     assert "the token of muster/watcher names no node, and a watcher's must" in refusal.message
     assert (line["check"], line["issuer"], line["message"]) == ("node", "cluster", refusal.message)
-    bound = {"kubernetes.io": {"node": {"name": "node-1", "uid": "1"}}}
+    bound: dict[str, Any] = {"kubernetes.io": {"node": {"name": "node-1", "uid": "1"}}}
     drain = "/muster.v1.RunService/DrainNode"
     found = room.admit(ISSUER.token("muster/watcher", now=NOW, **bound), drain)
     assert (found.name, found.nodes) == ("muster/watcher", ("node-1",))

@@ -9,7 +9,7 @@ from muster.v1 import barrier_pb2, barrier_pb2_grpc
 SECRETS = {role: f"{role.name.lower()}-of-team-a-0123456789" for role in Role}
 ANOTHER = "operator-of-all-0123456789"
 NODES = '\nnodes = ["node-1", "spot-*"]'
-"""Of the watcher."""
+"""The field of the watcher's table."""
 ROTATED = "worker-after-rotation-0123456789"
 
 

@@ -78,9 +78,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 ALL = bearing(ANOTHER)
 
 
-def call(
-    connection: grpc.Channel, method: str, run_id: str, token: str | None, node_name: str = "node-1"
-) -> str:
+def call(connection: grpc.Channel, method: str, run_id: str, token: str | None) -> str:
     """Call a method for a run; the reason of the refusal, or the code without one, or OK."""
     service, name = method.strip("/").split("/")
     descriptor = next(one for one in SERVICES if one.full_name == service).methods_by_name[name]
@@ -94,7 +92,7 @@ def call(
     elif "run_id" in descriptor.input_type.fields_by_name:
         request.run_id = run_id
     if "node_name" in descriptor.input_type.fields_by_name:
-        request.node_name = node_name
+        request.node_name = "node-1"
     metadata = bearing(token) if token is not None else ()
     kind = "stream_stream" if descriptor.client_streaming else "unary_stream"
     kind = kind if descriptor.server_streaming else "unary_unary"
@@ -152,43 +150,6 @@ def test_each_call_needs_a_token_of_the_right_role_and_run(connection: grpc.Chan
             # What the core says of an almost empty request is of no interest here.
             there = "a-there" if method.endswith("/Watch") else run_id
             assert call(connection, method, there, SECRETS[role]) not in REFUSALS
-
-
-DRAIN = "/muster.v1.RunService/DrainNode"
-
-
-@pytest.mark.parametrize(
-    "name", ["node-10", "Node-1", "node-1\n", "node-?", "*", "", "spot-\x1b[2J", "node-1" * 10_000]
-)
-def test_watcher_drains_no_node_but_its_own(connection: grpc.Channel, name: str):
-    assert call(connection, DRAIN, "", SECRETS[Role.WATCHER], name) == "NODE_NOT_ALLOWED"
-    # What comes of its own nodes, and of any node for a higher role, is the core's.
-    for role, node_name in ((Role.WATCHER, "node-1"), (Role.WATCHER, "spot-7"), (Role.WORKER, name)):
-        assert call(connection, DRAIN, "", SECRETS[role], node_name) not in REFUSALS
-
-
-@pytest.mark.parametrize("nodes", ['["node-2"]', '["node-1", "node-2"]', "removed"])
-def test_calls_of_a_watcher_end_when_its_nodes_change(tmp_path: Path, nodes: str):
-    file = tmp_path / "tokens.toml"
-    file.write_text(tokens())
-    with (
-        Coordinator(tmp_path, state="memory:", extra=(f"--tokens-file={file}",)) as coordinator,
-        grpc.insecure_channel(coordinator.endpoint) as channel,
-    ):
-        arrive_alone(channel, "a-there")
-        watcher = bearing(SECRETS[Role.WATCHER])
-        watch = run_pb2_grpc.RunServiceStub(channel).Watch(run_pb2.WatchRequest(), metadata=watcher)
-        next(watch)
-        changed = tokens(without=Role.WATCHER)
-        if nodes != "removed":
-            changed = tokens().replace('["node-1", "spot-*"]', nodes)
-        file.write_text(changed)
-        with pytest.raises(grpc.RpcError) as caught:
-            for _ in watch:
-                pass
-        assert reason_of(caught.value) == "TOKEN_UNKNOWN"
-        expected = "TOKEN_UNKNOWN" if nodes == "removed" else "NODE_NOT_ALLOWED"
-        assert call(channel, DRAIN, "", SECRETS[Role.WATCHER], "spot-7") == expected
 
 
 def test_lists_and_watches_show_the_runs_that_one_may_see(connection: grpc.Channel):

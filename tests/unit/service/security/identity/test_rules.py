@@ -1,6 +1,7 @@
 """The tables of issuers in the tokens file, and the bearers that a rule covers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,7 +161,7 @@ def test_login_must_hold_every_claim(wanted: dict[str, str], said: dict[str, obj
     assert rule.covers(claims("ann", **said)) is covered
 
 
-def bound(node: object) -> dict[str, object]:
+def bound(node: object) -> dict[str, Any]:
     """What Kubernetes says of the pod that a token was made for."""
     return {"kubernetes.io": {"namespace": "team-a", "node": node, "pod": {"name": "p", "uid": "1"}}}
 
@@ -183,7 +184,7 @@ def bound(node: object) -> dict[str, object]:
         ({"node": {"name": "node-1"}}, None),
     ],
 )
-def test_node_is_the_one_of_the_pod(tmp_path: Path, said: dict[str, object], node: str | None):
+def test_node_is_the_one_of_the_pod(tmp_path: Path, said: dict[str, Any], node: str | None):
     known = loaded(tmp_path, ISSUER + WATCHER)
     mine = claims(**said)
     assert mine.node == node

@@ -94,7 +94,8 @@ def test_torchs_registry_creates_the_handler():
     assert handler.get_run_id() == "job"
 
 
-def test_defaults_are_torchs():
+def test_defaults_are_torchs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
     assert made()[1].config == NodeConfig(
         endpoint="host:1",
         run_id="job",
@@ -106,6 +107,7 @@ def test_defaults_are_torchs():
         keep_alive_timeout=15,
         connect_timeout=60,
         call_timeout=5,
+        name="n1",
     )
 
 

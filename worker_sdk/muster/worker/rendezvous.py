@@ -365,7 +365,8 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
             says whether a node's workers share one stream by a relay (true), or connect directly (false).
 
     Raises:
-        ValueError: an option or MUSTER_STOPPED_EXIT_CODE is not usable; the message names it.
+        ValueError: an option, MUSTER_STOPPED_EXIT_CODE or the node's name is not usable; the message names
+            it.
     """
     interval = _whole(params, "keep_alive_interval", 5)
     attempts = _whole(params, "keep_alive_max_attempt", 3)
@@ -382,6 +383,7 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
         keep_alive_timeout=interval * attempts,
         connect_timeout=_whole(params, "read_timeout", 60),
         call_timeout=_whole(params, "heartbeat_timeout", 5),
+        name=environment.node_name(),
     )
     handler = MusterRendezvousHandler(
         config,

@@ -6,7 +6,8 @@ import signal
 import socket
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -65,12 +66,17 @@ class FakeMembership:
 
 
 @pytest.fixture(autouse=True)
-def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(rendezvous, "NodeMembership", FakeMembership)
     monkeypatch.setattr(rendezvous, "start", lambda endpoint: None)
     monkeypatch.setenv("MUSTER_ROUND", "0")
     monkeypatch.setenv("MUSTER_ENDPOINT", "")
     monkeypatch.setenv("MUSTER_RUN_ID", "")
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    # The hook ignores the signal, since its process ends; and it looks at all handlers.
+    signal.signal(signal.SIGTERM, before)
+    rendezvous._handlers.clear()
 
 
 def params(endpoint: str = "host:1", run_id: str = "job", **conf: Any) -> RendezvousParameters:
@@ -416,7 +422,7 @@ def test_shutdown_of_a_stopped_run_exits_with_the_code_for_schedulers():
     membership.stopped = True
     with pytest.raises(SystemExit, match="75"):
         handler.shutdown()
-    assert membership.done == ["close 30", "leave"]
+    assert membership.done == ["leave"]
 
 
 def test_shutdown_returns_if_the_exit_code_of_a_stopped_run_is_0(monkeypatch: pytest.MonkeyPatch):
@@ -426,12 +432,67 @@ def test_shutdown_returns_if_the_exit_code_of_a_stopped_run_is_0(monkeypatch: py
     assert handler.shutdown() is False
 
 
-def test_stopped_agent_keeps_its_exit_code_if_the_coordinator_is_away():
+def test_agent_learns_from_the_coordinator_that_its_run_was_stopped(monkeypatch: pytest.MonkeyPatch):
+    handler, membership = made()
+
+    def close(reason: str, timeout: float) -> None:
+        membership.stopped = True
+
+    monkeypatch.setattr(membership, "close", close)
+    with pytest.raises(SystemExit, match="75"):
+        handler.shutdown()
+
+
+def test_agent_that_knows_of_the_stop_does_not_wait_for_the_coordinator():
     handler, membership = made()
     membership.stopped = True
     membership.answer = ConnectError("away")
     with pytest.raises(SystemExit, match="75"):
         handler.shutdown()
+    assert membership.done == ["leave"]
+
+
+def test_agent_asks_again_if_the_stopped_run_was_closed():
+    handler, membership = made()
+    membership.stopped, membership.closed = True, True
+    with pytest.raises(SystemExit, match="75"):
+        handler.shutdown()
+    assert membership.done == ["close 30", "leave"]
+
+
+@pytest.mark.parametrize("during", ["close", "leave"])
+@pytest.mark.parametrize("stopped", [True, False])
+def test_signal_during_shutdown_leaves_the_exit_code_to_the_hook(
+    monkeypatch: pytest.MonkeyPatch, during: str, stopped: bool
+):
+    shown: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
+    handler, membership = made()
+    error = SignalException("terminated", signal.SIGTERM)
+
+    def interrupted(*_: object) -> None:
+        membership.stopped = stopped
+        raise error
+
+    monkeypatch.setattr(membership, during, interrupted)
+    with pytest.raises(SignalException):
+        handler.shutdown()
+    with suppress(SystemExit):
+        sys.excepthook(SignalException, error, None)
+        assert not stopped
+    assert shown == ([] if stopped else [error])
+
+
+def test_signal_after_shutdown_of_a_stopped_run_does_not_change_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    handler, membership = made()
+    membership.stopped = True
+    with pytest.raises(SystemExit, match="75"):
+        handler.shutdown()
+    with pytest.raises(SystemExit, match="75"):
+        sys.excepthook(SignalException, SignalException("terminated", signal.SIGTERM), None)
 
 
 @pytest.mark.parametrize("value", ["-1", "256", "75.0", "temporary"])

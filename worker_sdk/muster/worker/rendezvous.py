@@ -266,8 +266,10 @@ class MusterRendezvousHandler(RendezvousHandler):
         """
         closed = False
         try:
-            self.set_closed()
-            closed = True
+            # A stopped run is not closed. So the agent ends at once, even if the coordinator is away.
+            if self._membership.closed or not self._membership.stopped:
+                self.set_closed()
+                closed = True
         except RendezvousError as error:
             logger.warning("run %s could not be closed: %s", self.get_run_id(), error)
         finally:
@@ -276,9 +278,10 @@ class MusterRendezvousHandler(RendezvousHandler):
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
-            _handlers.discard(self)
         if not self._membership.stopped:
+            _handlers.discard(self)
             return closed
+        # A signal may still end this agent, here or above. The hook finds the handler then.
         if self.stopped_exit_code:
             failure = sys.exc_info()[1]
             self.exit_stopped(f", although this agent failed: {failure!r}" if failure is not None else "")
@@ -296,7 +299,7 @@ class MusterRendezvousHandler(RendezvousHandler):
 
 
 _handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
-"""The handlers without a shutdown."""
+"""The handlers without a shutdown, and those of stopped runs."""
 
 
 def _drop_unreachable() -> None:

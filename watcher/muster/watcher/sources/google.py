@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
@@ -21,6 +22,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PREEMPTED = {"TRUE": True, "FALSE": False}
 TERMINATES = "TERMINATE_ON_HOST_MAINTENANCE"
 MIGRATES = "MIGRATE_ON_HOST_MAINTENANCE"
+
+Parse: TypeAlias = Callable[[str, str, str, float], list[Notice]]
 
 
 def preemption(value: str, node: str, boot: str, since: float) -> list[Notice]:
@@ -119,18 +122,24 @@ class Google:
         self._lead = lead
         self._clock = clock
         self._boot = boot or BOOT_ID.read_text().strip()
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._since: dict[str, float] = {}
         parts = Parts((self._preemption, self._maintenance, self._upcoming))
         self.look = parts.look
         """Return the notices in force; raises ``LookError``."""
 
     async def _preemption(self) -> list[Notice]:
-        value = await self._value("/preempted")
-        return preemption(value, self._node, self._boot, self._since("preempted", value))
+        return await self._in_force("/preempted", preemption)
 
     async def _maintenance(self) -> list[Notice]:
-        value = await self._value("/maintenance-event")
-        return maintenance(value, self._node, self._boot, self._since("maintenance", value))
+        return await self._in_force("/maintenance-event", maintenance)
+
+    async def _in_force(self, path: str, parse: Parse) -> list[Notice]:
+        """Return the notice in a value, dated when the value was first seen."""
+        value, now = await self._value(path), self._clock()
+        if not parse(value, self._node, self._boot, now):
+            self._since.pop(path, None)
+            return []
+        return parse(value, self._node, self._boot, self._since.setdefault(path, now))
 
     async def _upcoming(self) -> list[Notice]:
         answer = await self._get("/upcoming-maintenance?alt=json")
@@ -144,12 +153,6 @@ class Google:
         if found and await self._value("/scheduling/on-host-maintenance") == "MIGRATE":
             return []
         return found
-
-    def _since(self, key: str, value: str) -> float:
-        """Return when a value was first seen, of those since the last change."""
-        if self._seen.get(key, ("", 0.0))[0] != value:
-            self._seen[key] = value, self._clock()
-        return self._seen[key][1]
 
     async def _value(self, path: str) -> str:
         answer = await self._get(path)

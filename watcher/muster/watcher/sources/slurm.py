@@ -5,7 +5,7 @@ import contextlib
 import os
 import re
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Mapping
 
 from muster.watcher.notice import Notice
@@ -16,17 +16,19 @@ INTERVAL = 30.0
 """Seconds between looks: each is a request to Slurm's controller, and jobs on a drained node run on."""
 TIMEOUT = 10.0
 """Seconds for ``scontrol``, which waits for a controller that is away."""
+KILL_TIMEOUT = 1.0
+"""Seconds to read what a killed ``scontrol`` has written."""
 COMMAND = "scontrol"
 LEAVES = {
-    "DRAIN": "Slurm drains the node {node}",
-    "FAIL": "Slurm expects the node {node} to fail",
-    "REBOOT_REQUESTED": "Slurm is to reboot the node {node}",
     "REBOOT_ISSUED": "Slurm reboots the node {node}",
+    "REBOOT_REQUESTED": "Slurm is to reboot the node {node}",
+    "FAIL": "Slurm expects the node {node} to fail",
+    "DRAIN": "Slurm drains the node {node}",
 }
 """The flags of a node that is to be left; the first one gives the reason.
 
 MAINT is not among them, since jobs of that reservation run there. PLANNED says nothing about running jobs."""
-NODE = re.compile(r"NodeName=(\S+) ", re.ASCII)
+NODE = re.compile(r"NodeName=\S+ ", re.ASCII)
 STATE = re.compile(r" State=(\S+)", re.ASCII)
 BOOT = re.compile(r" BootTime=(\S+)", re.ASCII)
 REASON = re.compile(r" Reason=(.*) \[[^][\s@]+@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\]", re.ASCII)
@@ -34,19 +36,20 @@ REASON = re.compile(r" Reason=(.*) \[[^][\s@]+@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\
 
 
 def node_state(shown: str, node: str) -> list[Notice]:
-    """Return the notice in the line that ``scontrol show node NODE --oneliner`` writes.
+    """Return the notice in what ``scontrol show node NODE --oneliner`` writes.
 
     Args:
-        shown: the line.
+        shown: its output. There may be warnings beside the line of the node.
         node: the node's name.
 
     Raises:
-        LookError: it is no such line, or one of another node.
+        LookError: there is no such line, or one of another node.
     """
-    line = shown.strip()
-    begin, state = NODE.match(line), STATE.search(line)
-    if "\n" in line or begin is None or begin[1] != node or state is None:
-        raise LookError(f"scontrol does not show the state of node {node}: {printable(line, 80)!r}.")
+    lines = [line.strip() for line in shown.split("\n") if NODE.match(line)]
+    line = lines[0] if len(lines) == 1 else ""
+    state = STATE.search(line)
+    if state is None or not line.startswith(f"NodeName={node} "):
+        raise LookError(f"scontrol does not show the state of node {node}: {printable(shown, 80)!r}.")
     # Such as MIXED+DRAIN. A star marks a node that does not answer.
     flags = state[1].replace("*", "").split("+")
     flag = next((flag for flag in LEAVES if flag in flags), None)
@@ -94,7 +97,7 @@ class Slurm:
                 *command,
                 stdin=DEVNULL,
                 stdout=PIPE,
-                stderr=PIPE,
+                stderr=STDOUT,
                 env=self._environment,
                 start_new_session=True,
             )
@@ -102,26 +105,25 @@ class Slurm:
             raise LookError(f"{COMMAND} cannot be started: {error.strerror}. Is Slurm's in PATH?") from None
         try:
             async with asyncio.timeout(self._timeout):
-                output, errors = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+                output = await _bounded(process)
                 code = await process.wait()
         except TimeoutError:
             raise LookError(f"{COMMAND} did not answer within {self._timeout:g} s; it was killed.") from None
         finally:
             await _kill(process)
         if code != 0:
-            said = printable((errors + b" " + output).decode(errors="replace"))
-            raise LookError(f"{COMMAND} show node {self._node} ended with {code}: {said}")
-        return output.decode(errors="replace")
+            raise LookError(f"{COMMAND} show node {self._node} ended with {code}: {printable(output)}")
+        return output
 
 
-async def _bounded(stream: asyncio.StreamReader | None) -> bytes:
-    assert stream is not None
+async def _bounded(process: Process) -> str:
+    assert process.stdout is not None
     data = bytearray()
-    while chunk := await stream.read(MAX_BYTES):
+    while chunk := await process.stdout.read(MAX_BYTES):
         data += chunk
         if len(data) > MAX_BYTES:
             raise LookError(f"{COMMAND} writes more than {MAX_BYTES:,} bytes.")
-    return bytes(data)
+    return data.decode(errors="replace")
 
 
 async def _kill(process: Process) -> None:
@@ -130,3 +132,9 @@ async def _kill(process: Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        # asyncio closes the pipe when it was read to its end. A process that left the group may hold it open.
+        assert process.stdout is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_TIMEOUT):
+                while await process.stdout.read(MAX_BYTES):
+                    pass

@@ -18,8 +18,8 @@ NODE = "n1"
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
     """A cluster whose first node is busy, so that it does not reboot."""
-    with tempfile.TemporaryDirectory(prefix="muster-slurm-") as folder, Slurm(Path(folder), 1) as cluster:
-        job = int(cluster.call("sbatch", "--parsable", "--wrap=sleep 1000"))
+    with tempfile.TemporaryDirectory(prefix="muster-slurm-") as folder, Slurm(Path(folder), 3) as cluster:
+        job = int(cluster.call("sbatch", "--parsable", f"--nodelist={NODE}", "--wrap=sleep 1000"))
         until(lambda: cluster.job(job)["JobState"] == "RUNNING", cluster.logs)
         yield cluster
 
@@ -45,8 +45,11 @@ async def test_drain_is_a_notice_until_the_node_is_resumed(slurm: Slurm, source:
     # Whatever the users' own form of times.
     odd = Source(NODE, environment=slurm.environment | {"SLURM_TIME_FORMAT": "relative"}, timeout=PATIENCE)
     assert await odd.look() == [notice]
+    # One watcher may look at all nodes of a job.
+    several = Source(NODE, nodes="n[1-2],n3", environment=slurm.environment, timeout=PATIENCE)
+    assert await several.look() == [notice]
     slurm.call("scontrol", "update", f"NodeName={NODE}", "State=RESUME")
-    assert await source.look() == []
+    assert await source.look() == await several.look() == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lab.patience import PATIENCE, until
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
-from muster.watcher.sources.slurm import Slurm, node_state
+from muster.watcher.sources.slurm import Slurm, node_states
 from tests.unit.watcher.sources.failing import why
 
 REASON = " Reason=a fan [root@2026-05-28T20:26:40]"
@@ -28,7 +28,7 @@ def line(state: str, reason: str = "", node: str = "n1") -> str:
 
 
 def test_drained_node_is_left_for_the_reason_that_people_gave():
-    assert node_state(line("MIXED+DRAIN", REASON), "n1") == [
+    assert node_states(line("MIXED+DRAIN", REASON), "n1") == [
         Notice(
             id="slurm/node/n1/2026-05-28T20:26:40",
             reason="Slurm drains the node n1: a fan",
@@ -53,7 +53,7 @@ def test_drained_node_is_left_for_the_reason_that_people_gave():
     ],
 )
 def test_node_that_is_to_be_left_is_a_notice(state: str, reason: str):
-    (notice,) = node_state(line(state, REASON), "n1")
+    (notice,) = node_states(line(state, REASON), "n1")
     assert (notice.reason, notice.stop) == (f"{reason}: a fan", True)
 
 
@@ -65,25 +65,25 @@ def test_node_that_is_to_be_left_is_a_notice(state: str, reason: str):
     ],
 )
 def test_other_state_is_no_notice(state: str):
-    assert node_state(line(state, REASON), "n1") == []
+    assert node_states(line(state, REASON), "n1") == []
 
 
 def test_drain_after_another_is_another_notice():
     later = REASON.replace("20:26", "21:26")
-    (first,), (second,) = (node_state(line("MIXED+DRAIN", one), "n1") for one in (REASON, later))
+    (first,), (second,) = (node_states(line("MIXED+DRAIN", one), "n1") for one in (REASON, later))
     assert first.id != second.id
 
 
 def test_reason_that_looks_like_slurms_own_words_is_a_reason():
     said = " Reason=State=IDLE Reason=b [eve@2020-01-01T00:00:00] NodeName=n2 [root@2026-05-28T20:26:40]"
-    (notice,) = node_state(line("MIXED+DRAIN", said), "n1")
+    (notice,) = node_states(line("MIXED+DRAIN", said), "n1")
     assert notice.id == "slurm/node/n1/2026-05-28T20:26:40"
     assert notice.reason.endswith(": State=IDLE Reason=b [eve@2020-01-01T00:00:00] NodeName=n2")
-    assert node_state(line("IDLE", " Reason= State=MIXED+DRAIN [root@2026-05-28T20:26:40]"), "n1") == []
+    assert node_states(line("IDLE", " Reason= State=MIXED+DRAIN [root@2026-05-28T20:26:40]"), "n1") == []
 
 
 def test_notice_without_a_reason_has_the_time_of_the_boot():
-    (notice,) = node_state(line("MIXED+REBOOT_REQUESTED"), "n1")
+    (notice,) = node_states(line("MIXED+REBOOT_REQUESTED"), "n1")
     assert notice.id == "slurm/node/n1/boot-2026-05-28T19:01:38"
 
 
@@ -101,19 +101,27 @@ def test_notice_without_a_reason_has_the_time_of_the_boot():
     ],
 )
 def test_other_output_is_refused(shown: str):
-    with pytest.raises(LookError, match="does not show the state of node n1"):
-        node_state(shown, "n1")
+    with pytest.raises(LookError, match="does not show"):
+        node_states(shown, "n1")
+
+
+def test_several_nodes_are_looked_at_together():
+    lines = [line("MIXED+DRAIN", REASON), line("MIXED", node="n2"), line("IDLE+FAIL", REASON, node="n3")]
+    found = node_states("".join(lines), "n[1-3]")
+    assert [notice.id.split("/")[2] for notice in found] == ["n1", "n3"]
+    with pytest.raises(LookError):
+        node_states("", "n[1-3]")
 
 
 def test_warnings_beside_the_line_do_not_matter():
     shown = f"scontrol: warning: old\n{line('MIXED+DRAIN', REASON)}\n"
-    assert node_state(shown, "n1") == node_state(line("MIXED+DRAIN", REASON), "n1")
+    assert node_states(shown, "n1") == node_states(line("MIXED+DRAIN", REASON), "n1")
 
 
 @given(st.text() | st.builds(line, st.text(), st.text()))
 def test_garbage_is_refused_or_a_wellformed_notice(shown: str):
     try:
-        notices = node_state(shown, "n1")
+        notices = node_states(shown, "n1")
     except LookError:
         return
     assert all(notice.id.isprintable() and notice.reason.isprintable() for notice in notices)
@@ -153,7 +161,7 @@ async def test_scontrol_that_fails_is_quoted(scontrol: FakeScontrol):
 
 
 async def test_scontrol_that_writes_without_end_is_killed(scontrol: FakeScontrol):
-    assert "writes more than 65,536 bytes" in await why(scontrol.does("yes").look)
+    assert "writes more than 16,777,216 bytes" in await why(scontrol.does("yes").look)
 
 
 async def test_scontrol_that_hangs_is_killed_with_its_children(scontrol: FakeScontrol, tmp_path: Path):

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
-from muster.watcher.sources.reading import MAX_BYTES, printable
+from muster.watcher.sources.reading import printable
 
 INTERVAL = 30.0
 """Seconds between looks: each is a request to Slurm's controller, and jobs on a drained node run on."""
 TIMEOUT = 10.0
 """Seconds for ``scontrol``, which waits for a controller that is away."""
+MAX_BYTES = 16_777_216
+"""Of its output: about 1,000 for each node."""
+CHUNK = 65_536
 KILL_TIMEOUT = 1.0
 """Seconds to read what a killed ``scontrol`` has written."""
 COMMAND = "scontrol"
@@ -28,28 +31,38 @@ LEAVES = {
 """The flags of a node that is to be left; the first one gives the reason.
 
 MAINT is not among them, since jobs of that reservation run there. PLANNED says nothing about running jobs."""
-NODE = re.compile(r"NodeName=\S+ ", re.ASCII)
+NODE = re.compile(r"NodeName=[!-~]{1,255} ", re.ASCII)
+SEVERAL = re.compile(r"[\[,]")
 STATE = re.compile(r" State=(\S+)", re.ASCII)
-BOOT = re.compile(r" BootTime=(\S+)", re.ASCII)
+BOOT = re.compile(r" BootTime=(\d[\dT:-]*)", re.ASCII)
 REASON = re.compile(r" Reason=(.*) \[[^][\s@]+@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\]", re.ASCII)
 """People write the reason. What follows the last bracket is Slurm's."""
 
 
-def node_state(shown: str, node: str) -> list[Notice]:
-    """Return the notice in what ``scontrol show node NODE --oneliner`` writes.
+def node_states(shown: str, nodes: str) -> list[Notice]:
+    """Return the notices in what ``scontrol show node NODES --oneliner`` writes.
 
     Args:
-        shown: its output. There may be warnings beside the line of the node.
-        node: the node's name.
+        shown: its output. There may be warnings beside the lines of the nodes.
+        nodes: the name of the node, or several, as Slurm writes them: ``n[1-4]``.
 
     Raises:
         LookError: there is no such line, or one of another node.
     """
     lines = [line.strip() for line in shown.split("\n") if NODE.match(line)]
-    line = lines[0] if len(lines) == 1 else ""
-    state = STATE.search(line)
-    if state is None or not line.startswith(f"NodeName={node} "):
-        raise LookError(f"scontrol does not show the state of node {node}: {printable(shown, 80)!r}.")
+    if not lines or (not SEVERAL.search(nodes) and [_name(line) for line in lines] != [nodes]):
+        raise LookError(f"scontrol does not show node {nodes}: {printable(shown, 80)!r}.")
+    return [notice for line in lines for notice in _node_state(line)]
+
+
+def _name(line: str) -> str:
+    return line.partition(" ")[0].removeprefix("NodeName=")
+
+
+def _node_state(line: str) -> list[Notice]:
+    node, state = _name(line), STATE.search(line)
+    if state is None:
+        raise LookError(f"scontrol does not show the state of node {printable(node, 80)}.")
     # Such as MIXED+DRAIN. A star marks a node that does not answer.
     flags = state[1].replace("*", "").split("+")
     flag = next((flag for flag in LEAVES if flag in flags), None)
@@ -67,14 +80,21 @@ class Slurm:
 
     Args:
         node: the node's name in Slurm.
+        nodes: those to look at, as Slurm writes them; empty: the node. One watcher for all nodes of a job
+            asks the controller less often than one on each of them.
         environment: of ``scontrol``; default: that of this process.
         timeout: seconds after which it is killed.
     """
 
     def __init__(
-        self, node: str, *, environment: Mapping[str, str] | None = None, timeout: float = TIMEOUT
+        self,
+        node: str,
+        *,
+        nodes: str = "",
+        environment: Mapping[str, str] | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
-        self._node = node
+        self._nodes = nodes or node
         # The form of times, in which an id says when, must not change.
         self._environment = {
             **(os.environ if environment is None else environment),
@@ -88,10 +108,10 @@ class Slurm:
         Raises:
             LookError: ``scontrol`` does not say.
         """
-        return node_state(await self._show(), self._node)
+        return node_states(await self._show(), self._nodes)
 
     async def _show(self) -> str:
-        command = (COMMAND, "show", "node", self._node, "--oneliner")
+        command = (COMMAND, "show", "node", self._nodes, "--oneliner")
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -112,14 +132,14 @@ class Slurm:
         finally:
             await _kill(process)
         if code != 0:
-            raise LookError(f"{COMMAND} show node {self._node} ended with {code}: {printable(output)}")
+            raise LookError(f"{COMMAND} show node {self._nodes} ended with {code}: {printable(output)}")
         return output
 
 
 async def _bounded(process: Process) -> str:
     assert process.stdout is not None
     data = bytearray()
-    while chunk := await process.stdout.read(MAX_BYTES):
+    while chunk := await process.stdout.read(CHUNK):
         data += chunk
         if len(data) > MAX_BYTES:
             raise LookError(f"{COMMAND} writes more than {MAX_BYTES:,} bytes.")
@@ -136,5 +156,5 @@ async def _kill(process: Process) -> None:
         assert process.stdout is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_TIMEOUT):
-                while await process.stdout.read(MAX_BYTES):
+                while await process.stdout.read(CHUNK):
                     pass

@@ -34,6 +34,7 @@ def test_drained_node_is_left_for_the_reason_that_people_gave():
             reason="Slurm drains the node n1: a fan",
             stop=True,
             deadline=None,
+            node="n1",
         )
     ]
 
@@ -108,7 +109,7 @@ def test_other_output_is_refused(shown: str):
 def test_several_nodes_are_looked_at_together():
     lines = [line("MIXED+DRAIN", REASON), line("MIXED", node="n2"), line("IDLE+FAIL", REASON, node="n3")]
     found = node_states("".join(lines), "n[1-3]")
-    assert [notice.id.split("/")[2] for notice in found] == ["n1", "n3"]
+    assert [notice.node for notice in found] == ["n1", "n3"]
     with pytest.raises(LookError):
         node_states("", "n[1-3]")
 
@@ -183,7 +184,7 @@ async def test_look_that_is_cancelled_leaves_no_process(scontrol: FakeScontrol, 
 
 
 async def gone(pids: Path) -> None:
-    """Wait until the processes have ended, whoever reaps them."""
+    """Wait until the processes have ended; a zombie has."""
     await asyncio.to_thread(until, lambda: not any(map(runs, pids.read_text().split())))
 
 

@@ -142,7 +142,7 @@ class Aws:
         return await self._read("/events/maintenance/scheduled", parse)
 
     async def _read(self, path: str, parse: Parse) -> list[Notice]:
-        """Return a document's notices; there are none while there is no document."""
+        """Return the notices of a document, which is absent while there are no such events."""
         answer = await self._get(path)
         if answer.status == UNAUTHORIZED:
             # The server may forget a token before its time, such as when the instance was suspended.

@@ -12,9 +12,9 @@ from muster.watcher.polling import LookError
 LEAD = 900.0
 """Seconds before an announced event at which it becomes a notice. Some are announced weeks before."""
 MAX_BYTES = 65_536
-"""Of one answer."""
+"""Size of an answer."""
 MAX_EVENTS = 256
-"""In one answer."""
+"""Events in an answer."""
 MAX_DISTANCE = 366 * 86_400
 """Seconds between now and a time that is taken for real."""
 MAX_REASON = 200
@@ -29,7 +29,7 @@ def document(body: bytes, source: str) -> object:
 
     Args:
         body: the text.
-        source: what it is, for errors.
+        source: its name, for errors.
 
     Raises:
         LookError: it is not JSON.
@@ -45,7 +45,7 @@ def items(value: object, source: str) -> list[Mapping[str, object]]:
     """Return a list of JSON objects.
 
     Raises:
-        LookError: it is none, or too long.
+        LookError: it is something else, or too long.
     """
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise LookError(f"{source} is not a list of objects.")
@@ -58,7 +58,7 @@ def mapping(value: object, source: str) -> Mapping[str, object]:
     """Return a JSON object.
 
     Raises:
-        LookError: it is none.
+        LookError: it is something else.
     """
     if not isinstance(value, dict):
         raise LookError(f"{source} is not an object.")
@@ -69,7 +69,7 @@ def text(item: Mapping[str, object], key: str, source: str) -> str:
     """Return a text of a JSON object.
 
     Raises:
-        LookError: there is none.
+        LookError: it is absent, or something else.
     """
     value = item.get(key)
     if not isinstance(value, str):
@@ -81,7 +81,7 @@ def name(item: Mapping[str, object], key: str, source: str) -> str:
     """Return a text that may be a part of a notice's id.
 
     Raises:
-        LookError: there is none, or it has other characters than an id.
+        LookError: it is absent, or has other characters than an id.
     """
     value = text(item, key, source)
     if not NAME.fullmatch(value):
@@ -95,13 +95,13 @@ def when(value: str, now: float, source: str) -> float:
     Args:
         value: the text.
         now: seconds since 1970.
-        source: what it is of, for errors.
+        source: the document that has it, for errors.
 
     Returns:
         Seconds since 1970.
 
     Raises:
-        LookError: it is no time, or more than a year away.
+        LookError: it has another form, or is more than a year away.
     """
     found = _iso(value) or _http(value)
     if found is None or abs(found.timestamp() - now) > MAX_DISTANCE:

@@ -68,11 +68,11 @@ def _node_state(line: str) -> list[Notice]:
     flag = next((flag for flag in LEAVES if flag in flags), None)
     if flag is None:
         return []
-    reason, given = LEAVES[flag].format(node=node), REASON.search(line)
-    if given is not None:
-        return [Notice(id=f"slurm/node/{node}/{given[2]}", reason=f"{reason}: {printable(given[1])}")]
-    boot = BOOT.search(line)
-    return [Notice(id=f"slurm/node/{node}/boot-{boot[1] if boot else 'unknown'}", reason=reason)]
+    reason, given, boot = LEAVES[flag].format(node=node), REASON.search(line), BOOT.search(line)
+    when = given[2] if given else f"boot-{boot[1] if boot else 'unknown'}"
+    if given:
+        reason += f": {printable(given[1])}"
+    return [Notice(id=f"slurm/node/{node}/{when}", reason=reason, node=node)]
 
 
 class Slurm:

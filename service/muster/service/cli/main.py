@@ -8,6 +8,7 @@ import typer
 
 from muster.service.cli.actions.abort import abort
 from muster.service.cli.actions.close import close
+from muster.service.cli.actions.drain import drain
 from muster.service.cli.actions.evict import evict
 from muster.service.cli.actions.forget import forget
 from muster.service.cli.actions.save import save
@@ -45,6 +46,7 @@ app.command()(top)
 app.command()(stack)
 app.command()(trace)
 app.command()(save)
+app.command()(drain)
 app.command()(doctor)
 app.command()(backup)
 app.command()(restore)

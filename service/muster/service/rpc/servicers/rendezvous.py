@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+import grpc
+
 from muster.service.core import views
 from muster.service.core.vocabulary.effects import NO_RANKS, Message, NodeLeft, Refused, RunClosed
 from muster.service.core.vocabulary.events import CloseRun, Disconnected, LeaveRendezvous
@@ -147,6 +149,13 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
             connected_processes=affected.connected_processes,
             open_barriers=barrier_names_to_pb(affected.open_barriers),
         )
+
+    async def EvictNode(  # noqa: N802
+        self, request: rendezvous_pb2.EvictNodeRequest, context: Any
+    ) -> rendezvous_pb2.EvictNodeResponse:
+        """Evict the agents of a machine."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "EvictNode is not built yet")
+        raise AssertionError
 
     async def Get(  # noqa: N802
         self, request: rendezvous_pb2.RendezvousServiceGetRequest, context: Any

@@ -1,0 +1,74 @@
+"""Asks the coordinator to save all runs on this node."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from muster.v1 import run_pb2 as pb
+from muster.watcher.connection import Connection
+from muster.watcher.notice import Notice
+
+
+class Drain(Protocol):
+    """Sends a notice to the coordinator."""
+
+    async def __call__(self, notice: Notice) -> Sequence[pb.DrainedRun]:
+        """Send a notice.
+
+        Returns:
+            The runs that have a process or an agent on this node.
+
+        Raises:
+            CoordinatorError: the coordinator refused it, or did not answer.
+        """
+        ...
+
+
+class NodeDrain:
+    """Calls ``DrainNode`` for one node.
+
+    Args:
+        connection: to the coordinator.
+        node_name: the node, as its scheduler knows it.
+        by: who asks, for people.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, connection: Connection, node_name: str, by: str, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._connection = connection
+        self._node_name = node_name
+        self._by = by
+        self._wall_clock = wall_clock
+
+    async def __call__(self, notice: Notice) -> Sequence[pb.DrainedRun]:
+        """See :class:`Drain`."""
+
+        async def make(stub: Any, left: float, metadata: Any) -> pb.DrainNodeResponse:  # noqa: ANN401
+            # Made again for each attempt: the search for the leader takes time off the deadline.
+            request = request_of(notice, self._node_name, self._by, self._wall_clock())
+            response: pb.DrainNodeResponse = await stub.DrainNode(request, timeout=left, metadata=metadata)
+            return response
+
+        return (await self._connection.call(make)).runs
+
+
+def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainNodeRequest:
+    """Return the request that a notice is.
+
+    Args:
+        notice: the notice.
+        node_name: the node.
+        by: who asks, for people.
+        now: seconds since 1970.
+    """
+    return pb.DrainNodeRequest(
+        node_name=node_name,
+        stop=notice.stop,
+        by=by,
+        reason=notice.reason,
+        # 0 would mean that there is no deadline.
+        deadline_ms=0 if notice.deadline is None else max(1, int((notice.deadline - now) * 1000)),
+        notice_id=notice.id,
+    )

@@ -59,12 +59,12 @@ def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainN
 
     Args:
         notice: the notice.
-        node_name: the node.
+        node_name: the watcher's own node.
         by: who asks, for people.
         now: seconds since 1970.
     """
     return pb.DrainNodeRequest(
-        node_name=node_name,
+        node_name=notice.node or node_name,
         stop=notice.stop,
         by=by,
         reason=notice.reason,

@@ -119,6 +119,29 @@ def watch(
         str,
         typer.Option(metavar="URL", help="aws, google, azure: another metadata server than the cloud's own."),
     ] = "",
+    lead: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="aws, google, azure: how long before an announced event to ask. Default: 900.",
+        ),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="aws, google, azure, slurm: between two looks. Default: 5, 2, 2 and 30.",
+        ),
+    ] = None,
+    slurm_nodes: Annotated[
+        str,
+        typer.Option(
+            metavar="NODES",
+            help="slurm: the nodes to look at, such as n[1-4] or $SLURM_JOB_NODELIST. Default: this node.",
+        ),
+    ] = "",
 ) -> None:
     """Watch this node until SIGTERM or SIGINT, and have the runs on it save when it is about to be lost.
 
@@ -141,6 +164,9 @@ def watch(
             options=SourceOptions(
                 node_name=node or node_name_of(os.environ, platform.node()),
                 metadata_url=metadata_url,
+                lead=lead,
+                interval=interval,
+                slurm_nodes=slurm_nodes,
                 kubeconfig=str(kubeconfig or ""),
                 namespaces=list(dict.fromkeys(namespace or ())),
                 pod_selector=pod_selector,

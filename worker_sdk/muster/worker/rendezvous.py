@@ -266,8 +266,10 @@ class MusterRendezvousHandler(RendezvousHandler):
         """
         closed = False
         try:
-            self.set_closed()
-            closed = True
+            # A stopped run is not closed. So the agent ends at once, even if the coordinator is away.
+            if self._membership.closed or not self._membership.stopped:
+                self.set_closed()
+                closed = True
         except RendezvousError as error:
             logger.warning("run %s could not be closed: %s", self.get_run_id(), error)
         finally:
@@ -276,9 +278,10 @@ class MusterRendezvousHandler(RendezvousHandler):
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
-            _handlers.discard(self)
         if not self._membership.stopped:
+            _handlers.discard(self)
             return closed
+        # A signal may still end this agent, here or above. The hook finds the handler then.
         if self.stopped_exit_code:
             failure = sys.exc_info()[1]
             self.exit_stopped(f", although this agent failed: {failure!r}" if failure is not None else "")
@@ -296,7 +299,7 @@ class MusterRendezvousHandler(RendezvousHandler):
 
 
 _handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
-"""The handlers without a shutdown."""
+"""The handlers without a shutdown, and those of stopped runs."""
 
 
 def _drop_unreachable() -> None:
@@ -365,7 +368,8 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
             says whether a node's workers share one stream by a relay (true), or connect directly (false).
 
     Raises:
-        ValueError: an option or MUSTER_STOPPED_EXIT_CODE is not usable; the message names it.
+        ValueError: an option, MUSTER_STOPPED_EXIT_CODE or the node's name is not usable; the message names
+            it.
     """
     interval = _whole(params, "keep_alive_interval", 5)
     attempts = _whole(params, "keep_alive_max_attempt", 3)
@@ -382,6 +386,7 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
         keep_alive_timeout=interval * attempts,
         connect_timeout=_whole(params, "read_timeout", 60),
         call_timeout=_whole(params, "heartbeat_timeout", 5),
+        name=environment.node_name(),
     )
     handler = MusterRendezvousHandler(
         config,

@@ -19,7 +19,7 @@ from muster.watcher.sources.aws import (
     scheduled,
     spot_interruption,
 )
-from tests.support.metadata import FakeAws, answers, hangs, huge, iso, truncated
+from tests.support.watching.metadata import FakeAws, answers, hangs, huge, iso, truncated
 from tests.unit.watcher.sources.failing import why
 
 NOW = 1_780_000_000.0

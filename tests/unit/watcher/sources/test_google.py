@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
 from muster.watcher.sources.google import Google, maintenance, preemption, upcoming
-from tests.support.metadata import FakeGoogle, answers, huge, iso, truncated
+from tests.support.watching.metadata import FakeGoogle, answers, huge, iso, truncated
 from tests.unit.watcher.sources.failing import why
 
 NOW = 1_780_000_000.0

@@ -20,3 +20,8 @@ def test_request_has_what_the_notice_says():
 def test_deadline_that_has_passed_is_not_no_deadline(deadline: float | None, milliseconds: int):
     notice = Notice(id="a", reason="why", deadline=deadline)
     assert request_of(notice, "node-1", "by", NOW).deadline_ms == milliseconds
+
+
+def test_notice_may_be_of_another_node():
+    notice = Notice(id="slurm/node/node-2/1", reason="a fan", node="node-2")
+    assert request_of(notice, "node-1", "by", NOW).node_name == "node-2"

@@ -57,8 +57,15 @@ async def test_compressed_answer_stays_compressed():
         assert (await ask(azure)).body == b"not compressed at all"
 
 
-@pytest.mark.parametrize("base", ["http://127.0.0.1:{port}", "http://[::1]:{port}", "http://", "nonsense"])
+@pytest.mark.parametrize("base", ["http://127.0.0.1:{port}", "http://[::1]:{port}"])
 async def test_server_that_is_not_there_is_named(base: str):
     address = base.format(port=free_port())
-    with pytest.raises(LookError, match="cannot be read"):
+    with pytest.raises(LookError) as caught:
         await MetadataServer(address).get(PATH, HEADERS)
+    assert str(caught.value).startswith(f"{address}{PATH} cannot be reached: ")
+
+
+@pytest.mark.parametrize("base", ["http://", "nonsense", "file:///etc", "http://[::1", "http://a b"])
+async def test_address_that_is_none_is_named(base: str):
+    with pytest.raises(LookError, match="cannot be re"):
+        await MetadataServer(base).get(PATH, HEADERS)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
-from muster.watcher.sources.metadata import NOT_FOUND, OK, UNAUTHORIZED, Answer, MetadataServer
+from muster.watcher.sources.metadata import NOT_FOUND, OK, UNAUTHORIZED, Answer, MetadataServer, NoAnswerError
 from muster.watcher.sources.reading import (
     LEAD,
     Parts,
@@ -167,11 +167,12 @@ class Aws:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
         try:
             answer = await self._server.put("/latest/api/token", headers)
-        except LookError as error:
+        except NoAnswerError as error:
             raise LookError(f"{error} In a container, the instance's hop limit must be 2 or more.") from None
         if answer.status != OK:
             advice = "Is this an EC2 instance" if answer.status == NOT_FOUND else "Is its metadata enabled"
             raise LookError(f"{answer.url} answers {answer.status}. {advice}?")
-        if not TOKEN.fullmatch(answer.body):
+        token = answer.body.strip()
+        if not TOKEN.fullmatch(token):
             raise LookError(f"{answer.url} gives no token.")
-        return answer.body.decode("ascii")
+        return token.decode("ascii")

@@ -36,6 +36,10 @@ class Answer:
         return self.status == OK
 
 
+class NoAnswerError(LookError):
+    """The server did not answer in time."""
+
+
 class MetadataServer:
     """Asks a metadata server. It never goes through a proxy, and follows no redirect.
 
@@ -88,7 +92,11 @@ class MetadataServer:
                     flavor=answer.headers.get("Metadata-Flavor", ""),
                 )
         except TimeoutError:
-            raise LookError(f"{url} did not answer within {limit:g} s.") from None
+            raise NoAnswerError(f"{url} did not answer within {limit:g} s.") from None
+        except aiohttp.ClientConnectorError as error:
+            raise LookError(
+                f"{url} cannot be reached: {error.os_error.strerror or error.os_error}."
+            ) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             message = str(error).rstrip(".") or type(error).__name__
             raise LookError(f"{url} cannot be read: {message}.") from None

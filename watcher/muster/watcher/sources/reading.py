@@ -35,7 +35,7 @@ def document(body: bytes, source: str) -> object:
         LookError: it is not JSON.
     """
     try:
-        found: object = json.loads(body.decode())
+        found: object = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise LookError(f"{source} is not JSON: {printable(body.decode(errors='replace'), 80)!r}.") from None
     return found

@@ -1,11 +1,13 @@
 """What is taken for JSON, a time, a name or a reason, and what is not."""
 
+import asyncio
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.patience import PATIENCE
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
 from muster.watcher.sources.reading import (
@@ -146,6 +148,19 @@ async def test_broken_document_keeps_what_it_said():
     assert await parts.look() == [noticed("b")]
     assert await parts.look() == [noticed("a"), noticed("b")]
     assert await parts.look() == [noticed("a")]
+
+
+async def test_slow_document_is_read_beside_the_others():
+    began = [asyncio.Event(), asyncio.Event()]
+
+    async def meets(mine: asyncio.Event, other: asyncio.Event) -> list[Notice]:
+        mine.set()
+        await other.wait()
+        return []
+
+    parts = Parts((lambda: meets(began[0], began[1]), lambda: meets(began[1], began[0])))
+    async with asyncio.timeout(PATIENCE):
+        assert await parts.look() == []
 
 
 async def test_failure_is_raised_while_nothing_is_new():

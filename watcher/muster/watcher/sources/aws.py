@@ -1,5 +1,6 @@
 """Amazon EC2: interruptions of Spot instances, rebalance recommendations and scheduled events, by IMDSv2."""
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -125,6 +126,7 @@ class Aws:
         self._monotonic = monotonic
         self._token = ""
         self._token_until = 0.0
+        self._renewing = asyncio.Lock()
         parts = Parts((self._spot_interruption, self._rebalance, self._scheduled))
         self.look = parts.look
         """Return the notices in force; raises ``LookError``."""
@@ -143,25 +145,30 @@ class Aws:
 
     async def _read(self, path: str, parse: Parse) -> list[Notice]:
         """Return the notices of a document, which is absent while there are no such events."""
-        answer = await self._get(path)
+        token = await self._session()
+        answer = await self._get(path, token)
         if answer.status == UNAUTHORIZED:
             # The server may forget a token before its time, such as when the instance was suspended.
-            self._token = ""
-            answer = await self._get(path)
+            answer = await self._get(path, await self._session(refused=token))
         if not answer.found():
             return []
         return parse(document(answer.body, answer.url), self._node, self._clock())
 
-    async def _get(self, path: str) -> Answer:
-        return await self._server.get(PREFIX + path, {"X-aws-ec2-metadata-token": await self._session()})
+    async def _get(self, path: str, token: str) -> Answer:
+        return await self._server.get(PREFIX + path, {"X-aws-ec2-metadata-token": token})
 
-    async def _session(self) -> str:
-        """Return a token that is good for a while."""
-        now = self._monotonic()
-        if not self._token or now >= self._token_until:
-            self._token = await self._new_token()
-            self._token_until = now + TOKEN_SECONDS - TOKEN_MARGIN
-        return self._token
+    async def _session(self, *, refused: str = "") -> str:
+        """Return a token that is good for a while.
+
+        Args:
+            refused: a token that the server does not take.
+        """
+        async with self._renewing:
+            now = self._monotonic()
+            if self._token in ("", refused) or now >= self._token_until:
+                self._token = await self._new_token()
+                self._token_until = now + TOKEN_SECONDS - TOKEN_MARGIN
+            return self._token
 
     async def _new_token(self) -> str:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}

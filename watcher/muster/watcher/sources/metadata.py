@@ -8,7 +8,7 @@ import aiohttp
 from muster.watcher.polling import LookError
 from muster.watcher.sources.reading import MAX_BYTES
 
-TIMEOUT = 5.0
+TIMEOUT = 3.0
 """Seconds for one answer."""
 OK = 200
 UNAUTHORIZED = 401

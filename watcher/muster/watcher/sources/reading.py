@@ -1,5 +1,6 @@
 """Check what a metadata server or a scheduler says before it becomes a notice."""
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -139,17 +140,24 @@ class Parts:
         Raises:
             LookError: a document could not be read, and the others say nothing new.
         """
-        failure: LookError | None = None
-        for number, look in enumerate(self._looks):
-            try:
-                self._known[number] = await look()
-            except LookError as error:
-                failure = failure or error
+        # At once: a server that hangs at one document must not delay the others.
+        results = await asyncio.gather(*(_attempt(look) for look in self._looks))
+        failure = next((one for one in results if isinstance(one, LookError)), None)
+        for number, result in enumerate(results):
+            if not isinstance(result, LookError):
+                self._known[number] = result
         found = [notice for notices in self._known for notice in notices]
         if failure is not None and found == self._last:
             raise failure
         self._last = found
         return found
+
+
+async def _attempt(look: Look) -> list[Notice] | LookError:
+    try:
+        return await look()
+    except LookError as error:
+        return error
 
 
 def _iso(value: str) -> datetime | None:

@@ -67,7 +67,7 @@ def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainN
 
     Args:
         notice: the notice.
-        node_name: the node.
+        node_name: the watcher's own node.
         by: who asks, for people.
         now: seconds since 1970.
     """
@@ -76,7 +76,7 @@ def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainN
         # 0 would mean that there is no deadline.
         deadline_ms = max(1, int(min(notice.deadline - now, MAX_DEADLINE) * 1000))
     return pb.DrainNodeRequest(
-        node_name=node_name,
+        node_name=notice.node or node_name,
         stop=notice.stop,
         by=short_name(by),
         reason=printable(notice.reason)[:MAX_REASON],

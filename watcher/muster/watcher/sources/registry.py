@@ -19,6 +19,12 @@ class SourceOptions:
     """The name of this node as its scheduler knows it."""
     metadata_url: str = ""
     """Of the cloud's metadata server; empty: the cloud's own."""
+    lead: float | None = None
+    """Seconds before an event that a cloud announces at which it becomes a notice; None: the default."""
+    interval: float | None = None
+    """Seconds between two looks of a source that polls; None: the source's default."""
+    slurm_nodes: str = ""
+    """The nodes that ``scontrol`` is asked for, as Slurm writes them; empty: this node."""
     kubeconfig: str = ""
     """The way to the Kubernetes API; empty: the service account of the pod."""
     namespaces: Sequence[str] = ()
@@ -37,16 +43,23 @@ Opener: TypeAlias = Callable[[SourceOptions, AsyncExitStack], Awaitable[Source]]
 """Makes a source. It registers with the stack what must be closed at the end."""
 
 
-def _polled(name: str, class_name: str) -> Opener:
+def _cloud(name: str, class_name: str) -> Opener:
     """Return the opener of a class that has ``look()``, in a module that has its ``INTERVAL``."""
 
     async def open_source(options: SourceOptions, _: AsyncExitStack) -> Source:
         module = import_module(f"muster.watcher.sources.{name}")
-        base = {"base": options.metadata_url} if options.metadata_url else {}
-        looks = getattr(module, class_name)(options.node_name, **base)
-        return Polled(name, looks.look, module.INTERVAL)
+        given = {"base": options.metadata_url or None, "lead": options.lead}
+        given = {key: value for key, value in given.items() if value is not None}
+        looks = getattr(module, class_name)(options.node_name, **given)
+        return Polled(name, looks.look, options.interval or module.INTERVAL)
 
     return open_source
+
+
+async def _slurm(options: SourceOptions, _: AsyncExitStack) -> Source:
+    module = import_module("muster.watcher.sources.slurm")
+    looks = module.Slurm(options.node_name, nodes=options.slurm_nodes)
+    return Polled("slurm", looks.look, options.interval or module.INTERVAL)
 
 
 async def _kubernetes(options: SourceOptions, stack: AsyncExitStack) -> Source:
@@ -57,10 +70,10 @@ async def _kubernetes(options: SourceOptions, stack: AsyncExitStack) -> Source:
 
 SOURCES: dict[str, Opener] = {
     "kubernetes": _kubernetes,
-    "aws": _polled("aws", "Aws"),
-    "google": _polled("google", "Google"),
-    "azure": _polled("azure", "Azure"),
-    "slurm": _polled("slurm", "Slurm"),
+    "aws": _cloud("aws", "Aws"),
+    "google": _cloud("google", "Google"),
+    "azure": _cloud("azure", "Azure"),
+    "slurm": _slurm,
 }
 """By the name in ``muster watch --source NAME``."""
 

@@ -1,4 +1,4 @@
-"""A watcher with the chart's flags and roles, an API server, a coordinator that asks for tokens, and ranks."""
+"""A watcher with the flags and roles of the chart, an API server, a coordinator with tokens, and ranks."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -95,7 +95,7 @@ class KubernetesApi:
         self._change((plural, namespace, name), None)
 
     def forget(self) -> None:
-        """Forget all changes: whoever watches must list again."""
+        """Forget all changes: every client must list again."""
         with self.changed:
             self._revision += 1
             self._oldest = self._revision

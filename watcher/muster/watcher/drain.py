@@ -38,7 +38,7 @@ class NodeDrain:
     Args:
         connection: to the coordinator.
         node_name: the node, as its scheduler knows it.
-        by: who asks, for people.
+        by: the caller, for people.
         wall_clock: seconds since 1970.
     """
 
@@ -68,7 +68,7 @@ def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainN
     Args:
         notice: the notice.
         node_name: the watcher's own node.
-        by: who asks, for people.
+        by: the caller, for people.
         now: seconds since 1970.
     """
     deadline_ms = 0

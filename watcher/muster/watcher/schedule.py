@@ -53,7 +53,7 @@ class Schedule:
 
         Args:
             source: its name.
-            notices: all of them. Of several with one id the last counts.
+            notices: all of them. If several have one id, the last one counts.
             now: seconds of the caller's clock, which never goes back.
 
         Returns:

@@ -156,7 +156,7 @@ class Annotator:
         self._written[run_id] = committed
 
     async def _top(self, pod: Pod) -> tuple[str, Manifest]:
-        """Return the path of the outermost object that owns a pod, and the object; empty if there is none."""
+        """Return the path of the outermost object that owns a pod, and the object; empty without an owner."""
         path, owner = "", pod.owner
         found: Manifest = {}
         for _ in range(MAX_OWNERS):

@@ -49,7 +49,7 @@ def notices_of(nodes: Iterable[Node], pods: Iterable[Pod], policy: Policy) -> li
     """Return the notices in force.
 
     Args:
-        nodes: this node; nothing if there is none.
+        nodes: this node, or nothing.
         pods: the pods on it that may have ranks.
         policy: what counts.
     """

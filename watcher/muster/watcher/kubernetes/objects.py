@@ -140,7 +140,7 @@ def read_pod(pod: Manifest) -> Pod:
 
 
 def owner_of(metadata: Manifest) -> Owner | None:
-    """Return the object that controls the one with this metadata; None if there is none."""
+    """Return the object that controls the one with this metadata; None: nothing does."""
     for one in metadata.get("ownerReferences") or ():
         if one.get("controller"):
             return Owner(one.get("apiVersion", ""), one.get("kind", ""), one.get("name", ""))

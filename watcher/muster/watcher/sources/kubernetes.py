@@ -20,7 +20,7 @@ class Kubernetes:
     Args:
         api: the API server.
         node_name: of this node.
-        namespaces: whose pods are watched; none: pods are not watched.
+        namespaces: their pods are watched; empty: pods are not watched.
         pod_selector: a label selector of the pods that have ranks; empty: all.
         policy: what counts as a notice.
     """

@@ -18,7 +18,7 @@ class SourceOptions:
     node_name: str
     """The name of this node as its scheduler knows it."""
     metadata_url: str = ""
-    """Of the cloud's metadata server; empty: the cloud's own."""
+    """Another metadata server than the cloud's own; empty: that one."""
     lead: float | None = None
     """Seconds before an event that a cloud announces at which it becomes a notice; None: the default."""
     interval: float | None = None
@@ -28,7 +28,7 @@ class SourceOptions:
     kubeconfig: str = ""
     """The way to the Kubernetes API; empty: the service account of the pod."""
     namespaces: Sequence[str] = ()
-    """Whose pods are watched."""
+    """The namespaces with pods to watch."""
     pod_selector: str = ""
     """Label selector of the pods that have ranks; empty: all."""
     cordon: str = "save"

@@ -130,6 +130,20 @@ async def test_server_that_ends_watches_at_once_is_not_called_in_a_loop():
     assert len(followed.pauses) == 3
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param([{"type": "ADDED"}], id="an event without an object"),
+        pytest.param([{"type": "ADDED", "object": {"metadata": {}}}], id="an object without a uid"),
+        pytest.param([["ADDED"]], id="no event"),
+    ],
+)
+async def test_answer_of_another_shape_is_a_failure(broken: list[Any]):
+    followed = await Followed({"items": [{}]}, listed(5, "a"), broken, [event("ADDED", "b", 6)]).run()
+    assert followed.api.asked == ["list", "list", "watch 5", "watch 5", "watch 6"]
+    assert followed.seen == [{"a"}, {"a", "b"}]
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_missing_permission_ends_the_source(status: int):
     followed = Followed(KubernetesError("nodes is forbidden", status))

@@ -80,6 +80,8 @@ def test_taint_of_a_cordon_is_no_notice_of_its_own():
     [
         ("ToBeDeletedByClusterAutoscaler", {"value": "1764064800"}, "1764064800"),
         ("karpenter.sh/disrupted", {}, ""),
+        ("cloud.google.com/impending-node-termination", {}, ""),
+        ("aws-node-termination-handler/spot-itn", {"value": "1764064800"}, "1764064800"),
         ("node.kubernetes.io/out-of-service", {"value": "nodeshutdown", "timeAdded": AT}, AT),
     ],
 )

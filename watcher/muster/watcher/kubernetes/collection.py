@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from muster.client.jitter import jittered
@@ -28,6 +29,19 @@ class Reads(Protocol):
     def watch(self, path: str, query: Mapping[str, str], seconds: int) -> AsyncIterator[Manifest]:
         """See ``Api.watch``."""
         ...
+
+
+@contextmanager
+def _understood(path: str) -> Iterator[None]:
+    """Turn what another shape of an answer raises into a failed request.
+
+    Raises:
+        KubernetesError: the answer has another shape.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise KubernetesError(f"{path}: an answer has an unknown shape ({error!r})") from error
 
 
 class Collection(Generic[T]):
@@ -93,18 +107,21 @@ class Collection(Generic[T]):
     async def _list(self) -> str:
         """List the objects; return the resource version to watch from."""
         found = await self._api.get(self._path, self._query)
-        objects = (found.get("items")) or []
-        self.objects = {one["metadata"]["uid"]: self._read(one) for one in objects}
+        with _understood(self._path):
+            objects = found.get("items") or []
+            self.objects = {one["metadata"]["uid"]: self._read(one) for one in objects}
+            version = str(found["metadata"]["resourceVersion"])
         self.is_known = True
         self._works()
-        return str(found["metadata"]["resourceVersion"])
+        return version
 
     async def _watch(self, version: str) -> str:
         """Apply events until the server ends the watch; return the resource version to go on from."""
         began_with = version
         query = {**self._query, "resourceVersion": version}
         async for event in self._api.watch(self._path, query, random.randint(*WATCH_SECONDS)):
-            version = self._apply(event) or version
+            with _understood(self._path):
+                version = self._apply(event) or version
             self._works()
         if version == began_with:
             # A server that ends watches at once must not be called in a loop.

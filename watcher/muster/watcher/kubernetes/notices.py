@@ -16,6 +16,10 @@ LEAVING = {
     "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler removes the node",
     "karpenter.sh/disrupted": "Karpenter removes the node",
     "node.kubernetes.io/out-of-service": "the node is out of service",
+    "cloud.google.com/impending-node-termination": "GKE ends the node",
+    "aws-node-termination-handler/spot-itn": "AWS interrupts the spot instance",
+    "aws-node-termination-handler/scheduled-maintenance": "AWS maintains the instance",
+    "aws-node-termination-handler/asg-lifecycle-termination": "AWS ends the instance",
 }
 """Taints of a node that is about to be lost, and what they mean."""
 PASSING = frozenset(

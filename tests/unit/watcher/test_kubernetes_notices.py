@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from muster.watcher.kubernetes.notices import PASSING, Policy, notices_of, read_node, read_pod
+from muster.watcher.kubernetes.notices import PASSING, Policy, notices_of
+from muster.watcher.kubernetes.objects import read_node, read_pod
 from muster.watcher.notice import Notice
 from tests.support.watching.kubernetes_api import disruption, node, pod
 

@@ -1,5 +1,6 @@
 """Asks the coordinator to save all runs on this node."""
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -7,6 +8,13 @@ from typing import Any, Protocol
 from muster.v1 import run_pb2 as pb
 from muster.watcher.connection import Connection
 from muster.watcher.notice import Notice
+
+MAX_NAME_BYTES = 256
+"""Bytes of an id or a name that a coordinator accepts by default."""
+MAX_REASON = 1_000
+"""Characters of a reason."""
+MAX_DEADLINE = 30 * 86_400.0
+"""Seconds of a deadline that a coordinator accepts. A later one is sent as this one, and comes nearer."""
 
 
 class Drain(Protocol):
@@ -63,12 +71,33 @@ def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainN
         by: who asks, for people.
         now: seconds since 1970.
     """
+    deadline_ms = 0
+    if notice.deadline is not None:
+        # 0 would mean that there is no deadline.
+        deadline_ms = max(1, int(min(notice.deadline - now, MAX_DEADLINE) * 1000))
     return pb.DrainNodeRequest(
         node_name=notice.node or node_name,
         stop=notice.stop,
-        by=by,
-        reason=notice.reason,
-        # 0 would mean that there is no deadline.
-        deadline_ms=0 if notice.deadline is None else max(1, int((notice.deadline - now) * 1000)),
-        notice_id=notice.id,
+        by=short_name(by),
+        reason=printable(notice.reason)[:MAX_REASON],
+        deadline_ms=deadline_ms,
+        notice_id=short_name(notice.id),
     )
+
+
+def printable(text: str) -> str:
+    """Return a text with ``?`` for each character that no name may have."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def short_name(text: str) -> str:
+    """Return a name that a coordinator accepts: another name if the text is too long for one.
+
+    The same text has the same name.
+    """
+    name = printable(text)
+    if len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:32]
+    start = name.encode("utf-8", "replace")[: MAX_NAME_BYTES - len(digest) - 1].decode("utf-8", "ignore")
+    return f"{start}-{digest}"

@@ -4,7 +4,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from aiohttp import web
@@ -31,6 +31,8 @@ class WatcherSettings:
     sources: Sequence[str]
     """Names of sources, each once."""
     options: SourceOptions
+    annotate: bool
+    """Whether the last committed steps are written to the jobs' objects."""
     http: Address | None
 
 
@@ -47,12 +49,13 @@ async def run_watcher(settings: WatcherSettings) -> None:
     node_name = settings.options.node_name
     stats = WatcherStats()
     async with AsyncExitStack() as stack:
-        try:
-            sources = [await open_source(name, settings.options, stack) for name in settings.sources]
-        except SourceError as error:
-            raise StartError(str(error)) from error
         connection = Connection(settings.endpoint)
         stack.push_async_callback(connection.close)
+        options = replace(settings.options, annotate_by=connection if settings.annotate else None)
+        try:
+            sources = [await open_source(name, options, stack) for name in settings.sources]
+        except SourceError as error:
+            raise StartError(str(error)) from error
         drain = NodeDrain(connection, node_name, f"watcher@{node_name}")
         watcher = Watcher(sources, drain, stats, WatcherLog())
         if settings.http is not None:

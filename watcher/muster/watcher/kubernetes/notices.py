@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from muster.watcher.kubernetes.api import Manifest
+from muster.watcher.kubernetes.objects import Node, Pod, Taint
 from muster.watcher.notice import Notice
 
 Cordon: TypeAlias = Literal["save", "stop", "ignore"]
@@ -36,65 +36,6 @@ MAX_TEXT = 300
 """Characters of a text that somebody else wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taint:
-    """A taint of a node."""
-
-    key: str
-    value: str
-    effect: str
-    added: str
-    """When, as Kubernetes writes it; empty: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What is kept of a node."""
-
-    uid: str
-    name: str
-    unschedulable: bool
-    taints: tuple[Taint, ...]
-    deleted: str
-    """Its deletion timestamp; empty: it is not being deleted."""
-    cordoned_at: str
-    tainted_at: str
-    """When its taints were changed last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Toleration:
-    """A toleration of a pod; an empty key or effect is for all."""
-
-    key: str
-    exists: bool
-    """Whether every value is tolerated."""
-    value: str
-    effect: str
-    seconds: int | None
-    """For how long; None: for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """What is kept of a pod."""
-
-    uid: str
-    namespace: str
-    name: str
-    hostname: str
-    is_of_node: bool
-    """Whether each node has one: it is of a DaemonSet or a static pod, and has no ranks."""
-    has_ended: bool
-    deleted: str
-    """Its deletion timestamp: when it is killed at the latest. Empty: it is not being deleted."""
-    disruption: tuple[str, str, str] | None
-    """Reason, message and time of its condition DisruptionTarget, if that is true."""
-    tolerations: tuple[Toleration, ...]
-    owners: tuple[tuple[str, str, str], ...]
-    """API version, kind and name of the object that controls it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What counts as a notice."""
@@ -102,62 +43,6 @@ class Policy:
     cordon: Cordon = "save"
     taints: Collection[str] = ()
     """Keys of further taints that say that a node is about to be lost."""
-
-
-def read_node(node: Manifest) -> Node:
-    """Take from a node what is kept of it."""
-    metadata, spec = node["metadata"], node.get("spec") or {}
-    return Node(
-        uid=metadata["uid"],
-        name=metadata["name"],
-        unschedulable=bool(spec.get("unschedulable")),
-        taints=tuple(
-            Taint(
-                key=one.get("key", ""),
-                value=one.get("value", ""),
-                effect=one.get("effect", ""),
-                added=str(one.get("timeAdded") or ""),
-            )
-            for one in spec.get("taints") or ()
-        ),
-        deleted=str(metadata.get("deletionTimestamp") or ""),
-        cordoned_at=_changed_at(metadata, "f:unschedulable"),
-        tainted_at=_changed_at(metadata, "f:taints"),
-    )
-
-
-def read_pod(pod: Manifest) -> Pod:
-    """Take from a pod what is kept of it."""
-    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    owners = [one for one in metadata.get("ownerReferences") or () if one.get("controller")]
-    return Pod(
-        uid=metadata["uid"],
-        namespace=metadata.get("namespace", ""),
-        name=metadata["name"],
-        hostname=spec.get("hostname") or metadata["name"],
-        is_of_node=any(one.get("kind") in ("DaemonSet", "Node") for one in owners),
-        has_ended=status.get("phase") in ("Succeeded", "Failed"),
-        deleted=str(metadata.get("deletionTimestamp") or ""),
-        disruption=next(
-            (
-                (one.get("reason", ""), one.get("message", ""), str(one.get("lastTransitionTime") or ""))
-                for one in status.get("conditions") or ()
-                if one.get("type") == "DisruptionTarget" and one.get("status") == "True"
-            ),
-            None,
-        ),
-        tolerations=tuple(
-            Toleration(
-                key=one.get("key", ""),
-                exists=one.get("operator") == "Exists",
-                value=one.get("value", ""),
-                effect=one.get("effect", ""),
-                seconds=one.get("tolerationSeconds"),
-            )
-            for one in spec.get("tolerations") or ()
-        ),
-        owners=tuple((one.get("apiVersion", ""), one.get("kind", ""), one.get("name", "")) for one in owners),
-    )
 
 
 def notices_of(nodes: Iterable[Node], pods: Iterable[Pod], policy: Policy) -> list[Notice]:
@@ -234,16 +119,6 @@ def _of_pod(pod: Pod) -> Notice | None:
         reason=f"pod {pod.namespace}/{pod.name}: {reason}{f': {text}' if text else ''}",
         deadline=_seconds(pod.deleted) if pod.deleted else None,
     )
-
-
-def _changed_at(metadata: Manifest, field: str) -> str:
-    """Return when a field of the spec was set, as Kubernetes tracks it; empty if it does not tell."""
-    times = [
-        str(one.get("time") or "")
-        for one in metadata.get("managedFields") or ()
-        if field in ((one.get("fieldsV1") or {}).get("f:spec") or {})
-    ]
-    return max(times, default="")
 
 
 def _seconds(time: str) -> float:

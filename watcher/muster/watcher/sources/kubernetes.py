@@ -5,18 +5,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import cast
 
+from muster.watcher.kubernetes.annotator import Annotator
 from muster.watcher.kubernetes.api import ConfigurationError, connect
 from muster.watcher.kubernetes.collection import Collection, Reads
-from muster.watcher.kubernetes.notices import (
-    Cordon,
-    Node,
-    Pod,
-    Policy,
-    deletion,
-    notices_of,
-    read_node,
-    read_pod,
-)
+from muster.watcher.kubernetes.notices import Cordon, Policy, deletion, notices_of
+from muster.watcher.kubernetes.objects import Node, Pod, read_node, read_pod
 from muster.watcher.source import Report, SourceError
 from muster.watcher.sources.registry import SourceOptions
 
@@ -44,6 +37,8 @@ class Kubernetes:
     ) -> None:
         self._node_name = node_name
         self._policy = policy or Policy()
+        self.annotator: Annotator | None = None
+        """Annotates the objects of the runs; None: nothing does."""
         self._report: Report | None = None
         self._latest: Node | None = None
         """This node as it was seen last."""
@@ -64,17 +59,18 @@ class Kubernetes:
         async with asyncio.TaskGroup() as tasks:
             for collection in self._collections:
                 tasks.create_task(collection.follow())
+            if self.annotator is not None:
+                tasks.create_task(self.annotator.run())
 
-    @property
     def pods(self) -> Iterable[Pod]:
-        """The pods on this node, as far as they are known."""
+        """Return the pods on this node, as far as they are known."""
         return (pod for collection in self._pods for pod in collection.objects.values())
 
     def _changed(self) -> None:
         # With a part of the objects, notices would seem to be withdrawn.
         if self._report is None or not all(one.is_known for one in self._collections):
             return
-        notices = notices_of(self._nodes.objects.values(), self.pods, self._policy)
+        notices = notices_of(self._nodes.objects.values(), self.pods(), self._policy)
         for node in self._nodes.objects.values():
             self._latest = node
         if self._latest is None:
@@ -106,4 +102,7 @@ async def open_source(options: SourceOptions, stack: AsyncExitStack) -> Kubernet
         ) from error
     stack.push_async_callback(api.close)
     policy = Policy(cordon=cast(Cordon, options.cordon), taints=options.taints)
-    return Kubernetes(api, options.node_name, options.namespaces, options.pod_selector, policy)
+    source = Kubernetes(api, options.node_name, options.namespaces, options.pod_selector, policy)
+    if options.annotate_by is not None:
+        source.annotator = Annotator(api, options.annotate_by, source.pods)
+    return source

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TypeAlias
 
+from muster.watcher.connection import Connection
 from muster.watcher.polling import Polled
 from muster.watcher.source import Source, SourceError
 
@@ -34,6 +35,8 @@ class SourceOptions:
     """What a cordoned node means: ``save``, ``stop`` or ``ignore``."""
     taints: Sequence[str] = ()
     """Keys of further taints that say that a node is about to be lost."""
+    annotate_by: Connection | None = None
+    """If given, the last committed steps that this coordinator knows are annotations of their jobs."""
 
 
 Opener: TypeAlias = Callable[[SourceOptions, AsyncExitStack], Awaitable[Source]]

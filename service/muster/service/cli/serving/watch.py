@@ -109,6 +109,13 @@ def watch(
             show_default=False,
         ),
     ] = None,
+    annotate: Annotated[
+        bool,
+        typer.Option(
+            "--annotate",
+            help="kubernetes: write the last committed step to the Job, JobSet or TrainJob of each pod.",
+        ),
+    ] = False,
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
@@ -161,6 +168,7 @@ def watch(
             endpoint=endpoint,
             sources=list(dict.fromkeys(one.value for one in source)),
             http=Address.parse(http) if http else None,
+            annotate=annotate,
             options=SourceOptions(
                 node_name=node or node_name_of(os.environ, platform.node()),
                 metadata_url=metadata_url,
@@ -176,6 +184,8 @@ def watch(
         )
     except ValueError as error:
         fail(str(error), Exit.USAGE)
+    if annotate and not namespace:
+        fail("--annotate needs the namespaces of the jobs: give --namespace.", Exit.USAGE)
     logs.configure("console")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -25,11 +25,6 @@ def test_deadline_that_has_passed_is_not_no_deadline(deadline: float | None, mil
     assert request_of(notice, "node-1", "by", NOW).deadline_ms == milliseconds
 
 
-def test_notice_may_be_of_another_node():
-    notice = Notice(id="slurm/node/node-2/1", reason="a fan", node="node-2")
-    assert request_of(notice, "node-1", "by", NOW).node_name == "node-2"
-
-
 def test_deadline_beyond_the_longest_is_the_longest():
     limits = Limits()
     assert limits.max_timeout_seconds >= MAX_DEADLINE
@@ -52,3 +47,8 @@ def test_long_names_stay_different():
     assert short_name(first) == short_name(first)
     assert short_name(first) != short_name(second)
     assert short_name("kubernetes/cordon/1") == "kubernetes/cordon/1"
+
+
+def test_notice_may_be_of_another_node():
+    notice = Notice(id="slurm/node/node-2/1", reason="a fan", node="node-2")
+    assert request_of(notice, "node-1", "by", NOW).node_name == "node-2"

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from torch.distributed import PrefixStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from muster.client.errors import EnvironmentValueError
+from muster.worker import exit_barrier
 from muster.worker.errors import ConnectError
+from muster.worker.store import CoordinatorStore
 from tests.unit.worker.fake_membership import made, without_coordinator
 
 
@@ -59,6 +62,16 @@ def test_agent_asks_again_if_the_stopped_run_was_closed():
     with pytest.raises(SystemExit, match="75"):
         handler.shutdown()
     assert membership.done == ["close 30", "leave"]
+
+
+def test_agents_store_notes_the_arrival_at_torchs_exit_barrier(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CoordinatorStore, "add", lambda store, key, value: 1)
+    handler, _ = made()
+    keys = PrefixStore("round", handler._store)
+    keys.add("another", 1)
+    assert not handler._store.waits_at_exit.is_set()
+    keys.add(exit_barrier.ARRIVED, 1)
+    assert handler._store.waits_at_exit.is_set()
 
 
 @pytest.mark.parametrize("during", ["close", "leave"])

@@ -45,7 +45,7 @@ from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
-from muster.worker.exit_barrier import ExitBarrier
+from muster.worker.exit_barrier import ARRIVED, ExitBarrier
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.node.relay import NodeRelay, start
 from muster.worker.store import CoordinatorStore
@@ -75,6 +75,21 @@ _ERRORS: dict[str, type[RendezvousError]] = {
 """By the reason of a refusal; any other reason is a connection error."""
 
 
+class _AgentStore(CoordinatorStore):
+    """The agents' store. ``waits_at_exit`` is set when this agent arrives at torch's exit barrier."""
+
+    def __init__(self, endpoint: str, run_id: str) -> None:
+        super().__init__(endpoint, run_id)
+        self.waits_at_exit = threading.Event()
+
+    def add(self, key: str, value: int) -> int:
+        """See :meth:`CoordinatorStore.add`."""
+        total = super().add(key, value)
+        if key.endswith(f"/{ARRIVED}"):
+            self.waits_at_exit.set()
+        return total
+
+
 class MusterRendezvousHandler(RendezvousHandler):
     """Brings the agents of a job together through the coordinator.
 
@@ -102,8 +117,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._config = config
         """Workers connect to the same endpoint."""
         try:
-            self._store = CoordinatorStore(config.endpoint, config.run_id)
-            self._exit_barrier = ExitBarrier(self._store)
+            self._store = _AgentStore(config.endpoint, config.run_id)
+            self._exit_barrier = ExitBarrier(self._store, self._store.waits_at_exit)
             self._membership = NodeMembership(config, partial(_node_gone, self._exit_barrier, config.run_id))
         except BaseException:
             if self._relay is not None:

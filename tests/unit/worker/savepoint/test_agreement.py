@@ -142,9 +142,9 @@ class Saves(RuleBasedStateMachine):
         save = saving.save
         assert save is not None
         assert save.state is SaveState.DONE, save
-        assert save.stop
         for trainer in trainers:
             trainer.look()
+            # It ends also if the request to stop was withdrawn after the ranks had agreed on its step.
             assert list(trainer.done.values())[-1]
             assert list(trainer.saved.values())[-1] == save.step
         self.all_save_at_the_same_steps_and_hear_the_same_of_the_end()

@@ -39,6 +39,7 @@ class Kubernetes:
         self._policy = policy or Policy()
         self.annotator: Annotator | None = None
         """Annotates the objects of the runs; None: nothing does."""
+        self._known = asyncio.Event()
         self._report: Report | None = None
         self._latest: Node | None = None
         """This node as it was seen last."""
@@ -60,6 +61,7 @@ class Kubernetes:
             for collection in self._collections:
                 tasks.create_task(collection.follow())
             if self.annotator is not None:
+                await self._known.wait()
                 tasks.create_task(self.annotator.run())
 
     def pods(self) -> Iterable[Pod]:
@@ -80,6 +82,7 @@ class Kubernetes:
             )
         if not self._nodes.objects:
             notices.append(deletion(self._latest))
+        self._known.set()
         self._report(notices)
 
 

@@ -2,9 +2,6 @@
 
 import asyncio
 import enum
-import os
-import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +9,7 @@ import typer
 
 from muster.client.addresses import checked
 from muster.client.errors import EnvironmentValueError
+from muster.client.node_name import node_name
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 
@@ -44,14 +42,11 @@ def _endpoint(value: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-def node_name_of(environ: Mapping[str, str], host: str) -> str:
-    """Return the name of this node as its scheduler knows it.
-
-    Args:
-        environ: the environment.
-        host: the name of this host.
-    """
-    return environ.get("MUSTER_NODE_NAME") or environ.get("SLURMD_NODENAME") or host
+def _node_name(value: str) -> str:
+    try:
+        return value or node_name()
+    except EnvironmentValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def watch(
@@ -73,6 +68,7 @@ def watch(
     node: Annotated[
         str,
         typer.Option(
+            callback=_node_name,
             envvar=["MUSTER_WATCH_NODE", "MUSTER_NODE_NAME"],
             metavar="NAME",
             help="This node, as its scheduler knows it.  [default: SLURMD_NODENAME, else the host's name]",
@@ -170,7 +166,7 @@ def watch(
             http=Address.parse(http) if http else None,
             annotate=annotate,
             options=SourceOptions(
-                node_name=node or node_name_of(os.environ, platform.node()),
+                node_name=node,
                 metadata_url=metadata_url,
                 lead=lead,
                 interval=interval,

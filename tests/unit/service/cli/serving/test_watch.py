@@ -10,7 +10,7 @@ from muster.service.app import watcher as app_watcher
 from muster.service.app.watcher import WatcherSettings
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
-from muster.service.cli.serving.watch import SourceName, node_name_of
+from muster.service.cli.serving.watch import SourceName
 from muster.service.telemetry import logs
 from muster.watcher.sources.registry import SOURCES
 from tests.unit.service.cli.test_main import invoke
@@ -70,17 +70,11 @@ def test_the_environment_is_asked_too(told: list[WatcherSettings]):
     assert (settings.options.cordon, settings.http) == ("save", None)
 
 
-@pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({}, "host"),
-        ({"SLURMD_NODENAME": "slurm"}, "slurm"),
-        ({"SLURMD_NODENAME": "slurm", "MUSTER_NODE_NAME": "node-1"}, "node-1"),
-        ({"MUSTER_NODE_NAME": ""}, "host"),
-    ],
-)
-def test_node_has_the_name_that_its_scheduler_gives_it(environ: dict[str, str], name: str):
-    assert node_name_of(environ, "host") == name
+def test_node_has_the_name_that_its_scheduler_gives_it(told: list[WatcherSettings]):
+    environment = {"MUSTER_NODE_NAME": "", "SLURMD_NODENAME": "slurm"}
+    assert CliRunner().invoke(app, [*GOOD], env=environment).exit_code == 0
+    assert CliRunner().invoke(app, [*GOOD, "--node=mine"], env=environment).exit_code == 0
+    assert [settings.options.node_name for settings in told] == ["slurm", "mine"]
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,9 @@ class Saving:
     def _apply_release(self, save: Save, votes: list[SaveVote], now: Instant, effects: Effects) -> None:
         step = max(vote.step for vote in votes)
         if votes[0].phase is Phase.DONE:
-            self._keep(replace(save, state=SaveState.DONE, step=step, ended_at=now.wall), effects)
+            # Ranks that agreed on a request to stop stop, even if it was withdrawn since.
+            stop = save.stop or any(vote.stop for vote in votes)
+            self._keep(replace(save, state=SaveState.DONE, stop=stop, step=step, ended_at=now.wall), effects)
             took = report.seconds(max(0.0, now.wall - save.asked_at))
             self._note("done", f"was done by all ranks at step {step}, {took} after it was asked", effects)
         elif save.state is SaveState.ASKED:

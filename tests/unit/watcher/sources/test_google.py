@@ -1,6 +1,7 @@
 """Google Compute Engine: which values are notices, and how the reader gets them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
+from muster.watcher.source import SourceError
+from muster.watcher.sources import google
 from muster.watcher.sources.google import Google, maintenance, preemption, upcoming
 from tests.support.watching.metadata import FakeGoogle, answers, huge, iso, truncated
 from tests.unit.watcher.sources.failing import why
@@ -220,6 +223,12 @@ async def test_life_of_the_vm_is_the_kernels_by_default(server: FakeGoogle):
     server.preempt()
     ids = {(await Google("n1", base=server.base).look())[0].id for _ in range(2)}
     assert len(ids) == 1
+
+
+def test_sandbox_without_the_kernels_name_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(google, "BOOT_ID", tmp_path / "boot_id")
+    with pytest.raises(SourceError, match="boot_id, to tell a preemption from the next: No such file"):
+        Google("n1")
 
 
 def test_times_are_those_of_the_metadata():

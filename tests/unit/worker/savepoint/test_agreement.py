@@ -142,6 +142,7 @@ class Saves(RuleBasedStateMachine):
         save = saving.save
         assert save is not None
         assert save.state is SaveState.DONE, save
+        assert save.stop
         for trainer in trainers:
             trainer.look()
             # It ends also if the request to stop was withdrawn after the ranks had agreed on its step.

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
+from muster.watcher.source import SourceError
 from muster.watcher.sources.metadata import NOT_FOUND, OK, Answer, MetadataServer
 from muster.watcher.sources.reading import LEAD, Parts, document, mapping, printable, text, utc, when
 
@@ -106,6 +107,9 @@ class Google:
         lead: seconds before scheduled maintenance at which it becomes a notice.
         clock: seconds since 1970.
         boot: names the VM's life since it started; default: the kernel's name of it.
+
+    Raises:
+        SourceError: the kernel's name cannot be read.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class Google:
         self._server = MetadataServer(base)
         self._lead = lead
         self._clock = clock
-        self._boot = boot or BOOT_ID.read_text().strip()
+        self._boot = boot or _boot_id()
         self._since: dict[str, float] = {}
         parts = Parts((self._preemption, self._maintenance, self._upcoming))
         self.look = parts.look
@@ -165,3 +169,13 @@ class Google:
         if answer.status == OK and answer.flavor != FLAVOR:
             raise LookError(f"{answer.url} is not Google's metadata server: its answer has no such header.")
         return answer
+
+
+def _boot_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError as error:
+        raise SourceError(
+            f"source google reads {BOOT_ID}, to tell a preemption from the next: {error.strerror}. Let the "
+            "sandbox of the watcher show it."
+        ) from error

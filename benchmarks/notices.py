@@ -2,8 +2,8 @@
 
 Four agents of torchrun with two ranks each train, on one machine; each agent has the name of a node. A
 watcher of the last node reads a fake API server, metadata server or ``scontrol`` on loopback, at its default
-interval. Measured is the time from the notice until all ranks have saved. Steps are counted from the notice to
-the agreed step, and from the coordinator's request to it. No step may be trained after the agreed one.
+interval. The time counts from the notice until all ranks have saved. Steps count from the notice to the
+agreed step, and from the request to it. No step may be trained after the agreed one.
 """
 
 import argparse

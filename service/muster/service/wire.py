@@ -13,6 +13,7 @@ from muster.service.core.vocabulary.events import WriteReport
 from muster.service.core.vocabulary.model import (
     Checkpoint,
     Closed,
+    CoveredSave,
     Decision,
     FailedSave,
     Failure,
@@ -257,8 +258,18 @@ def save_record_to_pb(run_id: str, save: Save) -> state_pb2.SaveRecord:
         save=save_to_pb(save),
         since_sequence=save.since,
         notices=[state_pb2.HandledNotice(id=one.id, number=one.number) for one in save.notices],
-        covers_plain=save.covers_plain,
+        covered=_covered_to_pb(save.covered) if save.covered is not None else None,
     )
+
+
+def _covered_to_pb(covered: CoveredSave) -> state_pb2.CoveredSave:
+    deadline = timestamp_to_pb(covered.deadline) if covered.deadline is not None else None
+    return state_pb2.CoveredSave(by=covered.by, reason=covered.reason, deadline=deadline)
+
+
+def _covered_from_pb(message: state_pb2.CoveredSave) -> CoveredSave:
+    deadline = timestamp_from_pb(message.deadline) if message.HasField("deadline") else None
+    return CoveredSave(message.by, message.reason, deadline)
 
 
 def save_from_pb(record: state_pb2.SaveRecord) -> Save:
@@ -276,7 +287,7 @@ def save_from_pb(record: state_pb2.SaveRecord) -> Save:
         ended_at=timestamp_from_pb(message.ended_at) if message.HasField("ended_at") else None,
         generation=message.generation,
         across_generations=message.across_generations,
-        covers_plain=record.covers_plain,
+        covered=_covered_from_pb(record.covered) if record.HasField("covered") else None,
         deadline=timestamp_from_pb(message.deadline) if message.HasField("deadline") else None,
         late=message.late,
         notices=tuple(HandledNotice(one.id, one.number) for one in record.notices),

@@ -200,6 +200,8 @@ class Coordinator:
                     self._timers.arm(process, now.monotonic + self.session_ttl)
             run.rendezvous.serve(now)
         self.reaper.serve(now)
+        if self.runs:
+            self._save_requests.serve(now, self.session_ttl)
 
     # ------------------------------------------------------------------ streams, and time
 

@@ -233,7 +233,7 @@ def runs_on_node(core: Coordinator, node_name: str, shows: Callable[[str], bool]
         shows: whether the caller may touch a run.
     """
     return tuple(
-        sorted(run.run_id for run in core.runs.values() if shows(run.run_id) and run.is_on_node(node_name))
+        sorted(run.run_id for run in core.runs.values() if run.is_on_node(node_name) and shows(run.run_id))
     )
 
 

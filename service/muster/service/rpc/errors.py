@@ -42,6 +42,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.EVICTED: grpc.StatusCode.PERMISSION_DENIED,
     Reason.MEMBER_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.NO_MEMBERS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.RANKS_RECONNECT: grpc.StatusCode.UNAVAILABLE,
     Reason.NO_SAVE_ASKED: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.COORDINATOR_DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,

@@ -116,6 +116,12 @@ class Rendezvous:
         node = self._places.participants.get(incarnation)
         return self.complete and node is not None and node.attempt == attempt
 
+    def is_on_node(self, node_name: str) -> bool:
+        """Whether an agent of the complete round is on a node."""
+        return self.complete and any(
+            node.info.node_name == node_name for node in self._places.participants.values()
+        )
+
     @property
     def restarts(self) -> bool:
         """Whether the agents of the complete round restart their workers, to let waiting nodes in."""

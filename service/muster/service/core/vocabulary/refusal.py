@@ -35,6 +35,7 @@ class Reason(enum.StrEnum):
     EVICTED = enum.auto()
     MEMBER_NOT_FOUND = enum.auto()
     NO_MEMBERS = enum.auto()
+    RANKS_RECONNECT = enum.auto()
     NO_SAVE_ASKED = enum.auto()
     COORDINATOR_DRAINING = enum.auto()
     NOT_LEADER = enum.auto()

@@ -163,12 +163,17 @@ def progress(name: str, waited: float, arrived: int, required: int, missing: Seq
     return f"{name} has waited {seconds(waited)}: {roll_call(arrived, required, missing)}"
 
 
-def late_save(missing: Sequence[MissingRank], *, agreed: bool) -> str:
-    """Return which ranks had not saved at the deadline of a requested save."""
-    if not missing:
-        return "no rank is there"
+def late_save(missing: Sequence[MissingRank], count: int, *, agreed: bool) -> str:
+    """Return which ranks had not saved at the deadline of a requested save.
+
+    Args:
+        missing: the first of them.
+        count: how many there are.
+        agreed: whether they had agreed on a step.
+    """
     what = "had not saved" if agreed else "had not agreed on a step"
-    return f"{'ranks' if len(missing) > 1 else 'rank'} that {what}: {missing_all(missing)}"
+    more = f"; and {count - len(missing):,} more" if count > len(missing) else ""
+    return f"{'ranks' if count > 1 else 'rank'} that {what}: {missing_all(missing)}{more}"
 
 
 def released(required: int, waited: float, last_rank: int) -> str:

@@ -43,6 +43,7 @@ def test_reasons_are_stable():
         "EVICTED",
         "MEMBER_NOT_FOUND",
         "NO_MEMBERS",
+        "RANKS_RECONNECT",
         "NO_SAVE_ASKED",
         "COORDINATOR_DRAINING",
         "NOT_LEADER",

@@ -71,6 +71,7 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.RunService/RequestSave": WORKS,
     "/muster.v1.RunService/CancelSave": OPERATES,
     "/muster.v1.RunService/Evict": OPERATES,
+    "/muster.v1.RendezvousService/EvictNode": OPERATES,
     "/muster.v1.RunService/Forget": OPERATES,
 }
 """The rule of each method. A method that is not in the table needs an operator."""

@@ -187,6 +187,17 @@ class Client:
             lambda services: services.runs.Evict, request, unknown="" if request.dry_run else unknown
         )
 
+    def evict_node(self, request: rendezvous_pb2.EvictNodeRequest) -> rendezvous_pb2.EvictNodeResponse:
+        """Evict the agents of a machine, or show those that this would affect."""
+        unknown = (
+            f"whether the node was evicted is unknown; see: {report.command('get rounds', request.run_id)}"
+        )
+        return self._call(
+            lambda services: services.rendezvous.EvictNode,
+            request,
+            unknown="" if request.dry_run else unknown,
+        )
+
     def request_save(self, request: run_pb2.RequestSaveRequest) -> run_pb2.RequestSaveResponse:
         """Ask all ranks of a run to save at one step; a repeated request changes nothing."""
         return self._call(lambda services: services.runs.RequestSave, request)

@@ -10,6 +10,7 @@ from muster.service.core.vocabulary.model import (
     CheckpointHistory,
     Closed,
     Decision,
+    EvictedNode,
     MemberState,
     MissingRank,
     NodeInfo,
@@ -33,6 +34,8 @@ class RunRecord:
     active_at: float | None = None
     """About when it was last used, in seconds since 1970; None in records of older versions."""
     stopped: Stopped | None = None
+    evicted_nodes: tuple[EvictedNode, ...] = ()
+    """The last evicted nodes, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +338,7 @@ class RoundComplete:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """Tells the nodes of a complete round how many nodes wait for the next one."""
+    """Tells the nodes of a complete round how many nodes wait for the next one or were evicted from it."""
 
     count: int
 
@@ -367,7 +370,7 @@ class RunClosed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Answers an Evict."""
+    """Answers an Evict or an EvictNode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,21 @@ class NodeInfo(NamedTuple):
     address: str
     """Where other nodes reach it."""
     pid: int
+    name: str = ""
+    """The name of its machine as the scheduler knows it; empty: the same as the address."""
+
+    @property
+    def node_name(self) -> str:
+        """The name of its machine as the scheduler knows it."""
+        return self.name or self.address
+
+
+class EvictedNode(NamedTuple):
+    """An agent that was evicted: it may never join again."""
+
+    incarnation: str
+    round: int | None
+    """The complete round that it was in; None: it was in none."""
 
 
 class NodeStanding(enum.IntEnum):
@@ -248,6 +263,11 @@ class RendezvousSettings:
     """How long a round waits for more nodes after ``min_nodes`` have joined."""
     keep_alive_timeout: float
     """How long the node's place is kept when its stream is lost."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The fewest and the most nodes of a round."""
+        return self.min_nodes, self.max_nodes
 
 
 @dataclass(frozen=True, slots=True)

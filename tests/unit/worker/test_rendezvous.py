@@ -35,7 +35,7 @@ class FakeMembership:
     def __init__(self, config: NodeConfig, on_departure: Callable[[Place, int], None]) -> None:
         self.config = config
         self.on_departure = on_departure
-        self.stopped = False
+        self.stopped = self.evicted = False
         self.answer: Place | Exception = Place(0, 0, 1)
         self.closed: bool | None = None
         self.nodes_waiting = 0
@@ -217,6 +217,7 @@ def test_unusable_run_id_is_a_value_error(run_id: str, why: str):
         ("RUN_CLOSED", RendezvousClosedError),
         ("RUN_STOPPED", RendezvousGracefulExitError),
         ("NODE_NOT_NEEDED", RendezvousGracefulExitError),
+        ("NODE_EVICTED", RendezvousGracefulExitError),
         ("RENDEZVOUS_TIMED_OUT", RendezvousTimeoutError),
         ("SETTINGS_DIFFER", RendezvousStateError),
         ("SUPERSEDED", RendezvousStateError),
@@ -430,6 +431,23 @@ def test_stopped_agent_keeps_its_exit_code_if_the_coordinator_is_away():
     membership.answer = ConnectError("away")
     with pytest.raises(SystemExit, match="75"):
         handler.shutdown()
+
+
+def test_shutdown_of_an_evicted_node_leaves_the_run_open_and_exits_with_the_code():
+    handler, membership = made()
+    membership.evicted = True
+    with pytest.raises(SystemExit, match="75"):
+        handler.shutdown()
+    assert membership.done == ["leave"]
+
+
+def test_agent_that_a_signal_ends_after_its_eviction_exits_with_the_code(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    handler, membership = made()
+    membership.evicted = True
+    with pytest.raises(SystemExit, match="75"):
+        sys.excepthook(SignalException, SignalException("terminated", signal.SIGTERM), None)
+    handler._membership.leave("")
 
 
 @pytest.mark.parametrize("value", ["-1", "256", "75.0", "temporary"])

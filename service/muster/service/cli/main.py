@@ -10,6 +10,7 @@ from muster.service.cli.actions.abort import abort
 from muster.service.cli.actions.close import close
 from muster.service.cli.actions.evict import evict
 from muster.service.cli.actions.forget import forget
+from muster.service.cli.actions.replace import replace
 from muster.service.cli.actions.save import save
 from muster.service.cli.doctor.doctor import doctor
 from muster.service.cli.serving.backup import backup, restore
@@ -45,6 +46,7 @@ app.command()(top)
 app.command()(stack)
 app.command()(trace)
 app.command()(save)
+app.command()(replace)
 app.command()(doctor)
 app.command()(backup)
 app.command()(restore)

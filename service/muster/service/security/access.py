@@ -71,8 +71,8 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.RunService/RequestSave": WORKS,
     "/muster.v1.RunService/CancelSave": OPERATES,
     "/muster.v1.RunService/Evict": OPERATES,
-    "/muster.v1.RendezvousService/EvictNode": OPERATES,
     "/muster.v1.RunService/Forget": OPERATES,
+    "/muster.v1.RendezvousService/EvictNode": OPERATES,
 }
 """The rule of each method. A method that is not in the table needs an operator."""
 

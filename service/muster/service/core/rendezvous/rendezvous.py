@@ -132,8 +132,7 @@ class Rendezvous:
         """Give a node a place, or tell it the place that it already has.
 
         Raises:
-            Refusal: NODE_EVICTED, NODE_REMOVED, SETTINGS_DIFFER, or SUPERSEDED by a later join of the same
-                node.
+            Refusal: NODE_EVICTED, NODE_REMOVED, SETTINGS_DIFFER, or SUPERSEDED by a later join.
         """
         if ask.node.incarnation in self.evictions:
             raise refusals.node_evicted(self.run_id, ask.node)

@@ -35,8 +35,8 @@ from lab.leaders import successive_leaders
 from lab.processes.etcd import Cluster, cluster
 from lab.processes.relay import Relay
 from lab.processes.replicas import Replica, Replicas, replicas
-from muster.service.core.vocabulary.effects import GroupRecord, RankOwnerRecord, RunRecord, StoredRecord
 from muster.service.core.vocabulary.model import MemberState, Shape
+from muster.service.core.vocabulary.records import GroupRecord, RankOwnerRecord, RunRecord, StoredRecord
 from muster.service.storage import codec
 from muster.v1 import barrier_pb2, barrier_pb2_grpc
 

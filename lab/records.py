@@ -2,19 +2,6 @@
 
 from hypothesis import strategies as st
 
-from muster.service.core.vocabulary.effects import (
-    CheckpointsRecord,
-    EvictionRecord,
-    GroupRecord,
-    ParticipantRecord,
-    RankOwnerRecord,
-    RoundRecord,
-    RunRecord,
-    SaveRecord,
-    ShapeRecord,
-    StoreKeyRecord,
-    StoreOperationRecord,
-)
 from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
@@ -36,6 +23,19 @@ from muster.service.core.vocabulary.model import (
     Stopped,
 )
 from muster.service.core.vocabulary.operations import Done, Flag, Number, Value
+from muster.service.core.vocabulary.records import (
+    CheckpointsRecord,
+    EvictionRecord,
+    GroupRecord,
+    ParticipantRecord,
+    RankOwnerRecord,
+    RoundRecord,
+    RunRecord,
+    SaveRecord,
+    ShapeRecord,
+    StoreKeyRecord,
+    StoreOperationRecord,
+)
 
 names = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=12)
 texts = st.text(st.characters(codec="utf-8"), max_size=30)

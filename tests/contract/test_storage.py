@@ -13,7 +13,25 @@ from hypothesis import strategies as st
 from lab import records
 from lab.leaders import successive_leaders
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.vocabulary.effects import (
+from muster.service.core.vocabulary.model import (
+    Checkpoint,
+    CheckpointHistory,
+    Closed,
+    Decision,
+    FailedSave,
+    Instant,
+    MemberState,
+    NodeInfo,
+    Ranks,
+    RendezvousSettings,
+    Save,
+    SaveState,
+    Shape,
+    SlowestWrite,
+    Stopped,
+)
+from muster.service.core.vocabulary.operations import Done, Number
+from muster.service.core.vocabulary.records import (
     CheckpointsRecord,
     EvictionRecord,
     ForgetDecision,
@@ -35,24 +53,6 @@ from muster.service.core.vocabulary.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.vocabulary.model import (
-    Checkpoint,
-    CheckpointHistory,
-    Closed,
-    Decision,
-    FailedSave,
-    Instant,
-    MemberState,
-    NodeInfo,
-    Ranks,
-    RendezvousSettings,
-    Save,
-    SaveState,
-    Shape,
-    SlowestWrite,
-    Stopped,
-)
-from muster.service.core.vocabulary.operations import Done, Number
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine, StorageError

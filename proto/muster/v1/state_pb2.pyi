@@ -287,10 +287,13 @@ class SaveRecord(google.protobuf.message.Message):
     SAVE_FIELD_NUMBER: builtins.int
     SINCE_SEQUENCE_FIELD_NUMBER: builtins.int
     NOTICES_FIELD_NUMBER: builtins.int
+    COVERS_PLAIN_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     since_sequence: builtins.int
     """The first barrier of its group that is about it."""
+    covers_plain: builtins.bool
+    """Whether it covers a request that does not end training, which goes on if this one lapses."""
     @property
     def save(self) -> muster.v1.run_pb2.Save:
         """What people see of it."""
@@ -306,9 +309,10 @@ class SaveRecord(google.protobuf.message.Message):
         save: muster.v1.run_pb2.Save | None = ...,
         since_sequence: builtins.int = ...,
         notices: collections.abc.Iterable[global___HandledNotice] | None = ...,
+        covers_plain: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["save", b"save"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["notices", b"notices", "run_id", b"run_id", "save", b"save", "since_sequence", b"since_sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["covers_plain", b"covers_plain", "notices", b"notices", "run_id", b"run_id", "save", b"save", "since_sequence", b"since_sequence"]) -> None: ...
 
 global___SaveRecord = SaveRecord
 

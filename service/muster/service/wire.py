@@ -16,6 +16,7 @@ from muster.service.core.vocabulary.model import (
     Decision,
     FailedSave,
     Failure,
+    HandledNotice,
     MissingRank,
     MissingState,
     NodeInfo,
@@ -148,12 +149,14 @@ def closed_from_pb(message: pb.Closed) -> Closed:
 
 def node_to_pb(node: NodeInfo) -> rendezvous_pb2.Node:
     """Convert a node to a message."""
-    return rendezvous_pb2.Node(incarnation=node.incarnation, address=node.address, pid=node.pid)
+    return rendezvous_pb2.Node(
+        incarnation=node.incarnation, address=node.address, pid=node.pid, name=node.name
+    )
 
 
 def node_from_pb(message: rendezvous_pb2.Node) -> NodeInfo:
     """Convert a message to a node."""
-    return NodeInfo(message.incarnation, message.address, message.pid)
+    return NodeInfo(message.incarnation, message.address, message.pid, message.name)
 
 
 def settings_from_pb(message: rendezvous_pb2.JoinRequest | state_pb2.ParticipantRecord) -> RendezvousSettings:
@@ -242,16 +245,25 @@ def save_to_pb(save: Save) -> run_pb2.Save:
         ended_at=timestamp_to_pb(save.ended_at) if save.ended_at is not None else None,
         generation=save.generation,
         across_generations=save.across_generations,
+        deadline=timestamp_to_pb(save.deadline) if save.deadline is not None else None,
+        late=save.late,
     )
 
 
-def save_from_pb(message: run_pb2.Save, since: int) -> Save:
-    """Convert a message to a save that was asked for.
+def save_record_to_pb(run_id: str, save: Save) -> state_pb2.SaveRecord:
+    """Convert a save that was asked for to its record."""
+    return state_pb2.SaveRecord(
+        run_id=run_id,
+        save=save_to_pb(save),
+        since_sequence=save.since,
+        notices=[state_pb2.HandledNotice(id=one.id, number=one.number) for one in save.notices],
+        covers_plain=save.covers_plain,
+    )
 
-    Args:
-        message: the message.
-        since: the sequence of the first barrier that is about this save.
-    """
+
+def save_from_pb(record: state_pb2.SaveRecord) -> Save:
+    """Convert a record to a save that was asked for."""
+    message = record.save
     return Save(
         number=message.number,
         state=SaveState(message.state),
@@ -259,11 +271,15 @@ def save_from_pb(message: run_pb2.Save, since: int) -> Save:
         by=message.by,
         reason=message.reason,
         asked_at=timestamp_from_pb(message.asked_at),
-        since=since,
+        since=record.since_sequence,
         step=message.step if message.HasField("step") else None,
         ended_at=timestamp_from_pb(message.ended_at) if message.HasField("ended_at") else None,
         generation=message.generation,
         across_generations=message.across_generations,
+        covers_plain=record.covers_plain,
+        deadline=timestamp_from_pb(message.deadline) if message.HasField("deadline") else None,
+        late=message.late,
+        notices=tuple(HandledNotice(one.id, one.number) for one in record.notices),
     )
 
 
@@ -404,6 +420,7 @@ def members_to_pb(members: Iterable[views.MemberView]) -> list[run_pb2.Member]:
             since_ms=milliseconds(member.since),
             generation=member.generation,
             node_rank=member.node_rank,
+            node_name=member.node_name,
             relay=member.relay,
             step=member.step,
             step_ms=milliseconds(member.step_age),

@@ -3,16 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from muster.service.core.vocabulary.effects import (
-    GroupJoined,
-    GroupRecord,
-    Message,
-    Progress,
-    Refused,
-    SaveAsked,
-    SaveRecord,
-    Welcome,
-)
+from muster.service.core.vocabulary.effects import GroupJoined, Message, Progress, Refused, SaveAsked, Welcome
 from muster.service.core.vocabulary.events import (
     Arrival,
     Arrive,
@@ -24,6 +15,7 @@ from muster.service.core.vocabulary.events import (
     WriteReport,
 )
 from muster.service.core.vocabulary.model import Closed, Decision, Outcome, Ranks, Shape
+from muster.service.core.vocabulary.records import GroupRecord, SaveRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.world import history
 from tests.support.world.core_lines import Line

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
-from muster.service.core.vocabulary.effects import (
+from muster.service.core.vocabulary.model import Closed, Decision
+from muster.service.core.vocabulary.records import (
     CheckpointsRecord,
     EvictionRecord,
     ForgetDecision,
@@ -28,7 +29,6 @@ from muster.service.core.vocabulary.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.vocabulary.model import Closed, Decision
 
 T = TypeVar("T")
 

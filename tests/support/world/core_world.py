@@ -21,13 +21,7 @@ from typing import Any
 from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.retention.retention import FOR_EVER, Retention
-from muster.service.core.vocabulary.effects import (
-    Delivery,
-    Effects,
-    Entered,
-    Message,
-    Refused,
-)
+from muster.service.core.vocabulary.effects import Delivery, Effects, Entered, Message, Refused
 from muster.service.core.vocabulary.events import (
     Abort,
     Arrival,

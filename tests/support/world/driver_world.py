@@ -8,12 +8,7 @@ from typing import TypeVar
 
 from muster.service.clock import Clock, SystemClock
 from muster.service.core.retention.retention import FOR_EVER, Retention
-from muster.service.core.vocabulary.effects import (
-    NO_RANKS,
-    Message,
-    Notice,
-    RoundRecord,
-)
+from muster.service.core.vocabulary.effects import NO_RANKS, Message, Notice
 from muster.service.core.vocabulary.events import (
     Arrival,
     Arrive,
@@ -24,6 +19,7 @@ from muster.service.core.vocabulary.events import (
 )
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, NodeInfo, RendezvousSettings
+from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage.engine import Engine, StorageError

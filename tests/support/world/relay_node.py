@@ -1,11 +1,8 @@
 """A relay's stream that a test writes by hand."""
 
-from muster.service.core.vocabulary.effects import (
-    Entered,
-    Entry,
-    Parted,
-    Refused,
-)
+from typing import Any
+
+from muster.service.core.vocabulary.effects import Entered, Entry, Parted, Refused
 from muster.service.core.vocabulary.events import (
     Arrival,
     Arrive,
@@ -24,7 +21,7 @@ from tests.support.world.core_world import RUN, World
 RELAY = "node-0 (pid 70)"
 
 
-def info(rank: int, incarnation: str = "", **more: int) -> ProcessInfo:
+def info(rank: int, incarnation: str = "", **more: Any) -> ProcessInfo:
     return ProcessInfo(rank, incarnation or f"p{rank}", "node-0", 4000 + rank, **more)
 
 

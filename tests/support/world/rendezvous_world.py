@@ -17,10 +17,8 @@ from muster.service.core.vocabulary.effects import (
     Message,
     NodeLeft,
     NodesWaiting,
-    ParticipantRecord,
     Refused,
     RoundComplete,
-    RoundRecord,
     RoundStopped,
     RunClosed,
     Standing,
@@ -34,6 +32,7 @@ from muster.service.core.vocabulary.events import (
 )
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Closed, NodeInfo, NodeStanding, RendezvousSettings
+from muster.service.core.vocabulary.records import ParticipantRecord, RoundRecord
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.world.core_world import RUN, World
 

@@ -11,32 +11,34 @@ from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
     Effects,
     Entered,
-    EvictionRecord,
-    ForgetDecision,
-    ForgetParticipant,
-    ForgetRankOwner,
-    ForgetRound,
-    ForgetShape,
     GroupJoined,
-    GroupRecord,
     Message,
     NodeLeft,
     NodesWaiting,
-    ParticipantRecord,
     Progress,
-    RankOwnerRecord,
-    Record,
     Refused,
     RoundComplete,
-    RoundRecord,
-    RunRecord,
-    ShapeRecord,
     Standing,
     Welcome,
 )
 from muster.service.core.vocabulary.events import Event
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Instant, RendezvousSettings
+from muster.service.core.vocabulary.records import (
+    EvictionRecord,
+    ForgetDecision,
+    ForgetParticipant,
+    ForgetRankOwner,
+    ForgetRound,
+    ForgetShape,
+    GroupRecord,
+    ParticipantRecord,
+    RankOwnerRecord,
+    Record,
+    RoundRecord,
+    RunRecord,
+    ShapeRecord,
+)
 from tests.support.world.core_client import CKPT, Client
 from tests.support.world.core_disk import Crash
 from tests.support.world.core_world import RUN

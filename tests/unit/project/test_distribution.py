@@ -20,6 +20,7 @@ SOURCES = {
     "muster/etcd": "proto",
     "muster/service": "service",
     "muster/relay": "relay",
+    "muster/watcher": "watcher",
     "muster/client": "client",
     "muster/serving": "client",
     "muster/checkpoint": "checkpoint",

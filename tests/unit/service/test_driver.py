@@ -7,13 +7,7 @@ import pytest
 from lab.patience import PATIENCE
 from muster.service.core import barrier_views
 from muster.service.core.retention.retention import Retention
-from muster.service.core.vocabulary.effects import (
-    GroupJoined,
-    Message,
-    RoundComplete,
-    Standing,
-    Welcome,
-)
+from muster.service.core.vocabulary.effects import GroupJoined, Message, RoundComplete, Standing, Welcome
 from muster.service.core.vocabulary.events import (
     Disconnected,
     Goodbye,

@@ -6,14 +6,9 @@ import pytest
 
 from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.vocabulary.effects import (
-    GroupJoined,
-    GroupRecord,
-    Inspect,
-    Message,
-    Welcome,
-)
+from muster.service.core.vocabulary.effects import GroupJoined, Inspect, Message, Welcome
 from muster.service.core.vocabulary.model import Decision, Outcome
+from muster.service.core.vocabulary.records import GroupRecord
 from muster.service.storage import codec
 from muster.service.storage.engine import LeadLostError, StorageError
 from muster.service.storage.memory import MemoryEngine

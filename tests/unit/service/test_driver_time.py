@@ -6,13 +6,7 @@ import pytest
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.elapsed import RECONNECT_GRACE
-from muster.service.core.vocabulary.effects import (
-    GroupJoined,
-    ProbeRequest,
-    Progress,
-    RoundComplete,
-    Welcome,
-)
+from muster.service.core.vocabulary.effects import GroupJoined, ProbeRequest, Progress, RoundComplete, Welcome
 from muster.service.core.vocabulary.events import (
     Disconnected,
 )

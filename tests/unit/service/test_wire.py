@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lab import records
 from muster.service import wire
-from muster.service.core.vocabulary.effects import CheckpointsRecord
 from muster.service.core.vocabulary.model import Decision, MemberState, MissingRank, MissingState, Outcome
+from muster.service.core.vocabulary.records import CheckpointsRecord
 from muster.v1 import common_pb2 as pb
 
 

@@ -18,7 +18,7 @@ from muster.service.app.ports import (
     start_site,
     warn_if_open,
 )
-from muster.service.core.vocabulary.effects import StoredRecord
+from muster.service.core.vocabulary.records import StoredRecord
 from muster.service.driver import Driver, Observer
 from muster.service.insight.inspector import Inspector
 from muster.service.replica_list import Replicas, no_replicas

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import (
     ArriveOnce,
+    DrainNode,
     JoinGroup,
     JoinRendezvous,
     ProcessInfo,
+    RequestSave,
     WriteReport,
 )
 from muster.service.core.vocabulary.limits import Limits
@@ -56,6 +58,15 @@ class Checks:
         if size > most:
             raise invalid("reason", f"{size:,} bytes", f"it may have {most:,}")
 
+    def save_request(self, ask: RequestSave | DrainNode) -> None:
+        """Check the author, the reason, the deadline and the notice of a request for a save."""
+        self.name("by", ask.by)
+        self.reason(ask.reason)
+        if ask.deadline is not None:
+            self.timeout(ask.deadline, "deadline")
+        if ask.notice:
+            self.name("notice_id", ask.notice)
+
     def generation(self, generation: int) -> None:
         """Check that a generation fits into every field that stores it."""
         if generation > MAX_GENERATION:
@@ -84,6 +95,8 @@ class Checks:
             raise invalid("rank", info.rank, f"it must be from 0 to {self._limits.max_world_size - 1}")
         self.name("incarnation", info.incarnation)
         self.name("host", info.host)
+        if info.node_name:
+            self.name("node_name", info.node_name)
         if info.pid < 0:
             raise invalid("pid", info.pid, "a process id is not negative")
 
@@ -118,6 +131,8 @@ class Checks:
         """Check the identity and settings of a node."""
         self.name("incarnation", event.node.incarnation)
         self.name("address", event.node.address)
+        if event.node.name:
+            self.name("name", event.node.name)
         if event.node.pid < 0:
             raise invalid("pid", event.node.pid, "a process id is not negative")
         if event.attempt < 1:

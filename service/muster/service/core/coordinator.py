@@ -6,7 +6,6 @@ Only :meth:`Coordinator.step` changes the state. The core owns no clock: the dri
 
 from collections.abc import Iterable
 
-from muster.service.core import saving
 from muster.service.core.barriers import observations
 from muster.service.core.barriers.group import Group
 from muster.service.core.barriers.refusals import not_joined
@@ -20,6 +19,9 @@ from muster.service.core.restoring import restore_runs
 from muster.service.core.retention.reaper import RunReaper, forgotten
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.run import Run
+from muster.service.core.save_requests import SaveRequests
+from muster.service.core.saves import saving
+from muster.service.core.saves.saving import Saving
 from muster.service.core.sessions import Sessions
 from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
@@ -30,8 +32,8 @@ from muster.service.core.vocabulary.effects import (
     Effects,
     Evicted,
     GroupJoined,
+    NodeDrained,
     NodeLeft,
-    Record,
     Refused,
     RunClosed,
     RunForgotten,
@@ -44,6 +46,7 @@ from muster.service.core.vocabulary.events import (
     CancelSave,
     CloseRun,
     Disconnected,
+    DrainNode,
     Enter,
     Event,
     Evict,
@@ -65,6 +68,7 @@ from muster.service.core.vocabulary.events import (
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Instant, MemberState
 from muster.service.core.vocabulary.operations import Change, Waiting
+from muster.service.core.vocabulary.records import Record
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
 
@@ -95,7 +99,7 @@ class Coordinator:
         """Open streams of nodes, each with the run and node that it belongs to."""
         self._waiting: dict[SessionId, Store] = {}
         """Calls that wait for keys, each with its store."""
-        self._timers: Timers[Group | Process | Rendezvous | Waiter] = Timers()
+        self._timers: Timers[Group | Process | Rendezvous | Saving | Waiter] = Timers()
         self.stored = ByteTotal()
         """Bytes in the stores of all runs."""
         self.gathered = ByteTotal()
@@ -105,6 +109,7 @@ class Coordinator:
         self._registry = Registry(
             self.runs, self.limits, self._timers, self.stored, self.gathered, self.reaper
         )
+        self._save_requests = SaveRequests(self._registry, self.reaper, self._checks)
         self.sessions = Sessions(
             self._registry,
             self.reaper,
@@ -155,7 +160,7 @@ class Coordinator:
                 self._evict(event, now, effects)
             case Forget():
                 self._forget(event, now, effects)
-            case RequestSave() | CancelSave():
+            case RequestSave() | CancelSave() | DrainNode():
                 self._save(event, now, effects)
             case StoreRequest():
                 self._store(event, now, effects)
@@ -222,6 +227,8 @@ class Coordinator:
                 self.reaper.review_in_time(self.runs.get(item.run_id))
             elif isinstance(item, Waiter):
                 item.store.on_time(item, effects)
+            elif isinstance(item, Saving):
+                item.on_time(now, effects)
             elif (run := self._process_on_time(item, now, effects)) is not None:
                 runs[run.run_id] = run
         # Expire all processes before a barrier fails, so that its report names all of them.
@@ -417,20 +424,19 @@ class Coordinator:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
 
-    def _save(self, event: RequestSave | CancelSave, now: Instant, effects: Effects) -> None:
+    def _save(self, event: RequestSave | CancelSave | DrainNode, now: Instant, effects: Effects) -> None:
+        answer: SaveRequested | NodeDrained | Refused
         try:
-            self._checks.reason(event.reason)
-            run, was_asked = self.run(event.run_id), False
-            if isinstance(event, RequestSave):
-                self._checks.name("by", event.by)
-                was_asked = run.request_save(event, now, effects)
-            else:
-                run.saving.withdraw(event.reason, now, effects)
-            self.reaper.mark_used(run, now, effects)
-            assert run.saving.save is not None
-            effects.send(event.session, SaveRequested(run.saving.save, was_asked))
+            match event:
+                case RequestSave():
+                    answer = self._save_requests.request(event, now, effects)
+                case CancelSave():
+                    answer = self._save_requests.withdraw(event, now, effects)
+                case DrainNode():
+                    answer = self._save_requests.drain(event, now, effects)
         except Refusal as refusal:
-            effects.send(event.session, Refused(refusal))
+            answer = Refused(refusal)
+        effects.send(event.session, answer)
 
     def _forget(self, event: Forget, now: Instant, effects: Effects) -> None:
         try:
@@ -480,14 +486,7 @@ class Coordinator:
         Raises:
             Refusal: RUN_NOT_FOUND.
         """
-        run = self.runs.get(run_id)
-        if run is None:
-            raise Refusal(
-                Reason.RUN_NOT_FOUND,
-                f'no run "{report.shown(run_id)}" is known to this coordinator. '
-                "List the runs with: muster get runs",
-            )
-        return run
+        return self._registry.known(run_id)
 
     def group(self, run_id: str, prefix: str) -> Group:
         """Return the group of this run and prefix.

@@ -5,13 +5,14 @@ from muster.service.core.membership.process import Process
 from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
+from muster.service.core.saves.saving import Saving
 from muster.service.core.store import Waiter
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Instant
-from muster.service.core.vocabulary.refusal import limit_exceeded
+from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
 
 class Registry:
@@ -30,7 +31,7 @@ class Registry:
         self,
         runs: dict[str, Run],
         limits: Limits,
-        timers: Timers[Group | Process | Rendezvous | Waiter],
+        timers: Timers[Group | Process | Rendezvous | Saving | Waiter],
         stored: ByteTotal,
         gathered: ByteTotal,
         reaper: RunReaper,
@@ -59,6 +60,25 @@ class Registry:
     def find(self, run_id: str, generation: int, now: Instant) -> Run:
         """Return the run of this id, or a new one that is not registered yet."""
         return self._runs.get(run_id) or self.new(run_id, generation, now)
+
+    def find_known(self, run_id: str) -> Run | None:
+        """Return the run of this id; None if it is unknown."""
+        return self._runs.get(run_id)
+
+    def known(self, run_id: str) -> Run:
+        """Return the run of this id.
+
+        Raises:
+            Refusal: RUN_NOT_FOUND.
+        """
+        run = self._runs.get(run_id)
+        if run is None:
+            raise Refusal(
+                Reason.RUN_NOT_FOUND,
+                f'no run "{report.shown(run_id)}" is known to this coordinator. '
+                "List the runs with: muster get runs",
+            )
+        return run
 
     def new(self, run_id: str, generation: int, now: Instant) -> Run:
         """Return a new run that is not registered yet."""

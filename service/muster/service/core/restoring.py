@@ -8,7 +8,8 @@ from muster.service.core.membership.process import Process
 from muster.service.core.registry import Registry
 from muster.service.core.retention.retention import Retention
 from muster.service.core.run import Run
-from muster.service.core.vocabulary.effects import (
+from muster.service.core.vocabulary.model import Decision, Instant, MemberState
+from muster.service.core.vocabulary.records import (
     CheckpointsRecord,
     EvictionRecord,
     GroupRecord,
@@ -22,7 +23,6 @@ from muster.service.core.vocabulary.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.vocabulary.model import Decision, Instant, MemberState
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def restore_runs(
     for decision in sorted(records.of(Decision), key=lambda one: one.sequence):
         runs[decision.run_id].groups[decision.prefix].restore_decision(decision)
     for save in records.of(SaveRecord):
-        runs[save.run_id].saving.restore(save)
+        runs[save.run_id].saving.restore(save, now)
     for checkpoints in records.of(CheckpointsRecord):
         runs[checkpoints.run_id].checkpoints.restore(checkpoints)
     for shape in records.of(ShapeRecord):
@@ -111,6 +111,7 @@ def _restore_owner(run: Run, record: RankOwnerRecord, now: Instant) -> None:
             lineage=record.lineage,
             host=record.host,
             pid=record.pid,
+            node_name=record.node_name or record.host,
             generation=group.generation,
             unary=unary,
             session=None,

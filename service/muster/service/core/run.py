@@ -1,7 +1,6 @@
 """A run: one training job, its processes, its groups, and the rendezvous of its nodes."""
 
 import math
-from dataclasses import replace
 
 from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.group import Group
@@ -11,29 +10,22 @@ from muster.service.core.membership.roster import Roster
 from muster.service.core.rendezvous.nodes import Node
 from muster.service.core.rendezvous.refusals import run_closed
 from muster.service.core.rendezvous.rendezvous import Rendezvous
-from muster.service.core.saving import Saving
-from muster.service.core.stopping import Stopping
+from muster.service.core.saves.saving import Saving
+from muster.service.core.saves.stopping import Stopping
 from muster.service.core.store import Store, Waiter
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import (
-    Delivery,
-    Effects,
-    EvictionRecord,
-    Notice,
-    Refused,
-    RunRecord,
-)
+from muster.service.core.vocabulary.effects import Delivery, Effects, Notice, Refused
 from muster.service.core.vocabulary.events import (
     ArriveOnce,
     CloseRun,
     JoinRendezvous,
     ProcessInfo,
-    RequestSave,
     SessionId,
 )
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, Shape
+from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, NodeStanding, Shape
+from muster.service.core.vocabulary.records import EvictionRecord, RunRecord
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
 
@@ -54,7 +46,7 @@ class Run:
         self,
         run_id: str,
         limits: Limits,
-        timers: Timers[Group | Process | Rendezvous | Waiter],
+        timers: Timers[Group | Process | Rendezvous | Saving | Waiter],
         generation: int,
         active: Instant,
         stored: ByteTotal,
@@ -71,7 +63,7 @@ class Run:
         self.closed: Closed | None = None
         """How it was closed, for good."""
         self.stopping = Stopping(run_id, self.roster, self.rendezvous)
-        self.saving = Saving(run_id, self.groups, self.roster)
+        self.saving = Saving(run_id, self.groups, self.roster, timers)
         self.checkpoints = Checkpoints(run_id)
         self.evictions: dict[int, EvictionRecord] = {}
         """By rank. An eviction of an older generation no longer counts."""
@@ -99,6 +91,19 @@ class Run:
             RunRecord(self.run_id, self.generation, self.closed, now.wall, stopped, evicted)
         )
 
+    def is_on_node(self, node_name: str) -> bool:
+        """Whether a living process is on a node, or an agent that does not stand by.
+
+        Args:
+            node_name: the name of the node as the scheduler knows it.
+        """
+        if any(process.state.living and process.node_name == node_name for process in self.roster):
+            return True
+        return any(
+            node.standing is not NodeStanding.REDUNDANT and node.info.node_name == node_name
+            for node in self.rendezvous
+        )
+
     @property
     def in_use(self) -> bool:
         """Whether a process is connected or may come back, or a node, call or barrier waits."""
@@ -113,6 +118,7 @@ class Run:
         """Cancel all timers and free all bytes, because the run was removed."""
         self.store.end()
         self._timers.disarm(self.rendezvous)
+        self._timers.disarm(self.saving)
         for group in self.groups.values():
             group.end()
         for process in self.roster:
@@ -205,6 +211,7 @@ class Run:
                 ordinal=ordinal,
                 host=info.host,
                 pid=info.pid,
+                node_name=info.node_name or info.host,
                 generation=self.generation,
                 unary=unary,
                 session=session,
@@ -350,24 +357,6 @@ class Run:
             for group in self.groups.values():
                 group.abort(report.run_closed(self.run_id, self.closed), now, effects)
         return was_closed
-
-    def request_save(self, ask: RequestSave, now: Instant, effects: Effects) -> bool:
-        """Ask all ranks for a save.
-
-        Returns:
-            Whether an earlier request covers this one, so that nothing was changed.
-
-        Raises:
-            Refusal: NO_MEMBERS: nobody could save.
-        """
-        if self.stopping.covers_requests:
-            return True
-        if self.roster.deserted and not len(self.rendezvous):
-            raise refusals.no_members(self.run_id)
-        if ask.known is not None and self.rendezvous.restarts:
-            # The signal to this rank is its agent's, which restarts its workers to let other nodes in.
-            ask = replace(ask, stop=False)
-        return self.saving.request(ask, self.stopping.coming_generation, now, effects)
 
     def apply_save_decision(self, now: Instant, effects: Effects) -> None:
         """Apply a decision of the group in which ranks agree on saves. It may stop an open run."""

@@ -100,7 +100,7 @@ class Sessions:
         ordinals = tuple(process.ordinal for process in session.processes.values())
         effects.send(event.session, Welcome(self._epoch, self._ttl, self._limits.max_payload_bytes, ordinals))
         if session.processes:
-            self._send_run_state(session, (), effects)
+            self._send_run_state(session, (), now, effects)
 
     def check_hello(self, event: Hello, now: Instant) -> None:
         """Refuse a Hello before it changes anything.
@@ -229,12 +229,12 @@ class Sessions:
         entered = [rank for rank, entry in entries.items() if entry.refusal is None]
         if entered:
             self._reaper.mark_used(relay_session.run, now, effects)
-            self._send_run_state(relay_session, entered, effects)
+            self._send_run_state(relay_session, entered, now, effects)
 
     @staticmethod
-    def _send_run_state(session: Session, ranks: Iterable[int], effects: Effects) -> None:
+    def _send_run_state(session: Session, ranks: Iterable[int], now: Instant, effects: Effects) -> None:
         """Tell new processes that their run is closed, or that a save is requested."""
-        for message in (session.run.closed, session.run.saving.asked):
+        for message in (session.run.closed, session.run.saving.asked(now)):
             if message is not None:
                 effects.send(session.id, message, ranks)
 

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import (
-    Effects,
-    ForgetStoreKey,
-    ForgetStoreOperation,
-    Refused,
-    StoreKeyRecord,
-    StoreOperationRecord,
-)
+from muster.service.core.vocabulary.effects import Effects, Refused
 from muster.service.core.vocabulary.events import SessionId
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Instant
@@ -45,6 +38,12 @@ from muster.service.core.vocabulary.operations import (
     Values,
     Wait,
     Waiting,
+)
+from muster.service.core.vocabulary.records import (
+    ForgetStoreKey,
+    ForgetStoreOperation,
+    StoreKeyRecord,
+    StoreOperationRecord,
 )
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 

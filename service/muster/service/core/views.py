@@ -10,7 +10,6 @@ from muster.service.core.rendezvous import reports
 from muster.service.core.rendezvous.nodes import Departed, Node
 from muster.service.core.run import Run
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import RoundRecord
 from muster.service.core.vocabulary.model import (
     CheckpointHistory,
     Closed,
@@ -23,6 +22,7 @@ from muster.service.core.vocabulary.model import (
     Step,
     Stopped,
 )
+from muster.service.core.vocabulary.records import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class MemberView:
     """Seconds since it entered its state."""
     generation: int
     node_rank: int | None
+    node_name: str
+    """The name of its node as the scheduler knows it."""
     relay: str
     """The relay of its session, or of its last one; empty: a stream of its own."""
     groups: tuple[tuple[str, int | None], ...]
@@ -233,6 +235,19 @@ def run(run: Run, now: Instant) -> RunView:
     )
 
 
+def runs_on_node(core: Coordinator, node_name: str, shows: Callable[[str], bool]) -> tuple[str, ...]:
+    """Return the ids of the runs that have a process or an agent on a node, in order.
+
+    Args:
+        core: the coordinator.
+        node_name: the name of the node as the scheduler knows it.
+        shows: whether the caller may touch a run.
+    """
+    return tuple(
+        sorted(run.run_id for run in core.runs.values() if shows(run.run_id) and run.is_on_node(node_name))
+    )
+
+
 def checkpoints(run: Run, now: Instant) -> CheckpointsView | None:
     """Return the save history of a run; None if its ranks reported no save."""
     history = run.checkpoints.history
@@ -333,6 +348,7 @@ def _member(run: Run, process: Process, now: Instant) -> MemberView:
         since=now.monotonic - process.since,
         generation=process.generation,
         node_rank=process.node_rank,
+        node_name=process.node_name,
         relay=process.relay,
         groups=tuple((prefix, run.groups[prefix].owners[process.rank].last) for prefix in prefixes),
         step=process.step.number if process.step is not None else None,

@@ -193,6 +193,7 @@ def _processes(processes: Collection[session_pb2.Process]) -> tuple[events.Proce
             p.ordinal,
             p.node_rank if p.HasField("node_rank") else None,
             p.age_ms / 1000,
+            p.node_name,
         )
         for p in at_most("processes", processes)
     )
@@ -243,6 +244,8 @@ def encode_session_message(message: Message) -> bytes:
             response.save_asked.stop = message.stop
             response.save_asked.reason = message.reason
             response.save_asked.withdrawn = message.withdrawn
+            if message.seconds_left is not None:
+                response.save_asked.deadline_ms = round(message.seconds_left * 1000)
         case Inspect():
             response.inspect.question = message.question
             response.inspect.all_threads = message.all_threads

@@ -70,9 +70,10 @@ RULES: Mapping[str, Rule] = {
     # A rank that must end asks all ranks to save. Only an operator may withdraw such a request.
     "/muster.v1.RunService/RequestSave": WORKS,
     "/muster.v1.RunService/CancelSave": OPERATES,
+    "/muster.v1.RunService/DrainNode": WORKS,
+    "/muster.v1.RendezvousService/EvictNode": OPERATES,
     "/muster.v1.RunService/Evict": OPERATES,
     "/muster.v1.RunService/Forget": OPERATES,
-    "/muster.v1.RendezvousService/EvictNode": OPERATES,
 }
 """The rule of each method. A method that is not in the table needs an operator."""
 

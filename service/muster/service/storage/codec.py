@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError, Message
 
-from muster.service.core.vocabulary.effects import (
+from muster.service.core.vocabulary.model import CheckpointHistory, Decision, EvictedNode, MemberState, Shape
+from muster.service.core.vocabulary.operations import Changed, Done, Flag, Number, Value
+from muster.service.core.vocabulary.records import (
     CheckpointsRecord,
     EvictionRecord,
     Forget,
@@ -33,8 +35,6 @@ from muster.service.core.vocabulary.effects import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
-from muster.service.core.vocabulary.model import CheckpointHistory, Decision, EvictedNode, MemberState, Shape
-from muster.service.core.vocabulary.operations import Changed, Done, Flag, Number, Value
 from muster.service.rank_lists import RANK_LISTS
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (
@@ -50,7 +50,7 @@ from muster.service.wire import (
     node_from_pb,
     node_to_pb,
     save_from_pb,
-    save_to_pb,
+    save_record_to_pb,
     settings_from_pb,
     stopped_from_pb,
     stopped_to_pb,
@@ -179,9 +179,7 @@ def _value_of(record: StoredRecord | Forget) -> bytes | None:
                 ordinal=record.ordinal,
             )
         case SaveRecord():
-            message = state_pb2.SaveRecord(
-                run_id=record.run_id, save=save_to_pb(record.save), since_sequence=record.save.since
-            )
+            message = save_record_to_pb(record.run_id, record.save)
         case CheckpointsRecord():
             message = _checkpoints_to_pb(record)
         case RoundRecord():
@@ -254,7 +252,7 @@ def _decode(key: bytes, value: bytes) -> StoredRecord:
             return EvictionRecord(eviction.run_id, eviction.rank, eviction.generation, eviction.ordinal)
         case b"save":
             save = state_pb2.SaveRecord.FromString(value)
-            return SaveRecord(save.run_id, save_from_pb(save.save, save.since_sequence))
+            return SaveRecord(save.run_id, save_from_pb(save))
         case b"checkpoints":
             return _checkpoints_from_pb(state_pb2.CheckpointsRecord.FromString(value))
         case b"round":
@@ -282,6 +280,7 @@ def _speaker_to_pb(record: RankOwnerRecord) -> state_pb2.SpeakerRecord:
         incarnation=record.incarnation,
         ordinal=record.ordinal,
         host=record.host,
+        node_name=record.node_name,
         pid=record.pid,
         start_sequence=record.start_sequence,
         state=common_pb2.MemberState.ValueType(record.state),
@@ -304,6 +303,7 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> RankOwnerRecord:
         incarnation=message.incarnation,
         ordinal=message.ordinal,
         host=message.host,
+        node_name=message.node_name,
         pid=message.pid,
         start_sequence=message.start_sequence,
         shape=message.shape or Shape(message.world_size, RANK_LISTS.shared(message.participants)),

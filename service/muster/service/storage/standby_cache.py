@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from muster.service.core.vocabulary.effects import StoredRecord
+from muster.service.core.vocabulary.records import StoredRecord
 from muster.service.etcd.client import Etcd
 from muster.service.etcd.location import Location
 from muster.service.leadership.mirror import Mirror

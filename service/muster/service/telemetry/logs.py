@@ -14,8 +14,9 @@ from typing import Any, Literal
 import structlog
 
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.model import Decision, Outcome
+from muster.service.core.vocabulary.records import RoundRecord
 
 LogFormat = Literal["console", "json"]
 MAX_WAITING_LINES = 10_000

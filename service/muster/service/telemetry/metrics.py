@@ -15,8 +15,9 @@ from prometheus_client import (
 )
 
 from muster.client.trace_ids import barrier_trace, round_trace, trace_text
-from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.model import Decision, Outcome
+from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.telemetry.labels import PrefixLabels, RunLabels
 from muster.service.version import VERSION

@@ -1,7 +1,8 @@
 """One observer of the driver that forwards to several."""
 
-from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.model import Decision
+from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.driver import Observer
 
 

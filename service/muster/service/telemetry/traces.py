@@ -5,8 +5,9 @@ from typing import Protocol
 
 from muster.client.spans import Attribute, Span
 from muster.client.trace_ids import barrier_trace, round_trace, span_id
-from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.model import Decision, Outcome
+from muster.service.core.vocabulary.records import RoundRecord
 
 
 class Spans(Protocol):

@@ -2,9 +2,10 @@
 
 import pytest
 
-from muster.service.core.vocabulary.effects import RunClosed, RunRecord
+from muster.service.core.vocabulary.effects import RunClosed
 from muster.service.core.vocabulary.events import CloseRun
 from muster.service.core.vocabulary.model import Closed, NodeStanding, Outcome
+from muster.service.core.vocabulary.records import RunRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_client import CKPT

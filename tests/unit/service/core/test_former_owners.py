@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from muster.service.core.membership.process import SUCCESSION_WINDOW
-from muster.service.core.vocabulary.effects import RankOwnerRecord
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Outcome
+from muster.service.core.vocabulary.records import RankOwnerRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_client import CKPT

@@ -4,7 +4,7 @@ import pytest
 
 from muster.service.core import views
 from muster.service.core.rendezvous.evictions import MAX_EVICTED, Evictions
-from muster.service.core.saving import PREFIX
+from muster.service.core.saves.saving import PREFIX
 from muster.service.core.vocabulary.effects import Evicted, Message, Refused, SaveRequested
 from muster.service.core.vocabulary.events import EvictNode, RequestSave
 from muster.service.core.vocabulary.model import EvictedNode, NodeStanding
@@ -70,7 +70,7 @@ def test_others_of_the_round_hear_at_once_although_they_heard_just_now():
 
 def test_round_without_waiting_nodes_ends_as_well():
     world = job("a", "b", fewest=1)
-    a, b = world.agents
+    b = world.agents[1]
     evict(world, "a", spare=False)
     assert b.waiting == 1
     b.join()
@@ -81,7 +81,7 @@ def test_round_without_waiting_nodes_ends_as_well():
 
 def test_waiting_and_redundant_agents_of_the_machine_are_evicted_too():
     world = job("a", "b", "a", "c")
-    first, b, second, c = world.agents
+    first, _, second, _ = world.agents
     evict(world, "a")
     assert (first.reason, second.reason) == (Reason.NODE_EVICTED, Reason.NODE_EVICTED)
     assert [node.info.address for node in world.rendezvous] == ["b", "c"]

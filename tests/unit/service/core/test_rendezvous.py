@@ -4,9 +4,10 @@ import pytest
 
 from muster.service.core.rendezvous.nodes import natural
 from muster.service.core.rendezvous.rendezvous import MAX_DEPARTED, ROUND_HISTORY
-from muster.service.core.vocabulary.effects import ForgetRound, NodeLeft
+from muster.service.core.vocabulary.effects import NodeLeft
 from muster.service.core.vocabulary.events import CloseRun, Evict, LeaveRendezvous
 from muster.service.core.vocabulary.model import NodeInfo
+from muster.service.core.vocabulary.records import ForgetRound
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.world.core_world import RUN
 from tests.support.world.rendezvous_world import LAST_CALL, RendezvousWorld, nodes

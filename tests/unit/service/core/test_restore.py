@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from muster.service.core.vocabulary.effects import GroupRecord, RankOwnerRecord
 from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.model import MemberState, MissingState, Outcome
+from muster.service.core.vocabulary.records import GroupRecord, RankOwnerRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind, some
 from tests.support.world.core_client import CKPT, TIMEOUT

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch.distributed import HashStore
 
 from muster.service.core.store import Waiter
-from muster.service.core.vocabulary.effects import Refused, StoreKeyRecord, StoreOperationRecord
+from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.events import Disconnected, StoreRequest
 from muster.service.core.vocabulary.operations import (
     Add,
@@ -32,6 +32,7 @@ from muster.service.core.vocabulary.operations import (
     Values,
     Wait,
 )
+from muster.service.core.vocabulary.records import StoreKeyRecord, StoreOperationRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_disk import Crash

@@ -2,7 +2,7 @@
 
 from muster.service.core.retention.retention import USE_RECORD_INTERVAL, Retention
 from muster.service.core.store import ANSWER_BYTES, KEY_BYTES
-from muster.service.core.vocabulary.effects import Refused, StoreOperationRecord
+from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.events import Disconnected, StoreRequest
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.operations import (
@@ -21,6 +21,7 @@ from muster.service.core.vocabulary.operations import (
     Values,
     Wait,
 )
+from muster.service.core.vocabulary.records import StoreOperationRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import of_kind
 from tests.support.world.core_world import World

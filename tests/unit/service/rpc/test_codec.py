@@ -22,7 +22,6 @@ from muster.service.core.vocabulary.effects import (
     Progress,
     Refused,
     RoundComplete,
-    RoundRecord,
     Standing,
     Welcome,
 )
@@ -35,6 +34,7 @@ from muster.service.core.vocabulary.model import (
     NodeStanding,
     RendezvousSettings,
 )
+from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc import codec
 from muster.service.version import VERSION
@@ -330,6 +330,7 @@ def test_members_are_shown_with_their_groups():
         ordinal=9,
         host="node-0",
         pid=4121,
+        node_name="node-0",
         state=MemberState.DISCONNECTED,
         since=1.25,
         generation=2,

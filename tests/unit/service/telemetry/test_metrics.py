@@ -3,8 +3,9 @@
 import pytest
 
 from lab import records
-from muster.service.core.vocabulary.effects import Notice, RoundRecord
+from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.model import Outcome
+from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.rpc.server import METHODS
 from muster.service.telemetry.labels import OVERFLOW
 from muster.service.telemetry.metrics import MAX_PREFIXES, MAX_RUNS, Metrics

@@ -8,8 +8,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from lab import records
 from muster.client.spans import Span
 from muster.client.trace_ids import barrier_trace, round_trace, trace_text
-from muster.service.core.vocabulary.effects import RoundRecord
 from muster.service.core.vocabulary.model import Decision, Outcome
+from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.telemetry.metrics import Metrics
 from muster.service.telemetry.traces import Traces
 

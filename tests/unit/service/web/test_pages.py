@@ -11,7 +11,6 @@ from lab import scenes
 from muster.service.core import barrier_views, views
 from muster.service.core.rendezvous.nodes import Departed
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import RoundRecord
 from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
@@ -27,6 +26,7 @@ from muster.service.core.vocabulary.model import (
     RendezvousSettings,
     SlowestWrite,
 )
+from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.snapshots import Snapshots

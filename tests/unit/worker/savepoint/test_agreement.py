@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.service.core.saving import PREFIX
+from muster.service.core.saves.saving import PREFIX
 from muster.service.core.vocabulary.events import CancelSave, RequestSave
 from muster.service.core.vocabulary.model import SaveState
 from muster.worker.decision import Decision, Outcome
@@ -121,7 +121,7 @@ class Saves(RuleBasedStateMachine):
             if turn % 1_100 == 0:
                 # What failed meanwhile is left to the job's next life, unless somebody asks again.
                 self.ask(stop=True)
-            if saving.asked is None:
+            if saving.save is not None and not saving.save.state.stands:
                 break
         save = saving.save
         assert save is not None

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from muster.service.core.barriers.barrier import OpenBarrier
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import CheckpointsRecord, Effects
+from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.events import WriteReport
 from muster.service.core.vocabulary.model import (
     Checkpoint,
@@ -19,6 +19,7 @@ from muster.service.core.vocabulary.model import (
     Outcome,
     SlowestWrite,
 )
+from muster.service.core.vocabulary.records import CheckpointsRecord
 
 MAX_FAILURES = 5
 """Number of failed saves that a run keeps."""

@@ -26,17 +26,11 @@ from muster.service.core.membership.process import Process, answer, audience
 from muster.service.core.membership.roster import Roster
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import (
-    Delivery,
-    Effects,
-    GroupRecord,
-    ProbeRequest,
-    Progress,
-    Refused,
-)
+from muster.service.core.vocabulary.effects import Delivery, Effects, ProbeRequest, Progress, Refused
 from muster.service.core.vocabulary.events import Arrival
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Decision, Failure, Instant, MissingRank, Outcome, Shape
+from muster.service.core.vocabulary.records import GroupRecord
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
 

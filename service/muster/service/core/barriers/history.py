@@ -1,8 +1,9 @@
 """The decisions that a group keeps, and the payload bytes that it holds."""
 
-from muster.service.core.vocabulary.effects import Effects, ForgetDecision
+from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Decision
+from muster.service.core.vocabulary.records import ForgetDecision
 
 
 class DecisionHistory:

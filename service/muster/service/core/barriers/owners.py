@@ -6,8 +6,9 @@ from muster.service.core.barriers import refusals
 from muster.service.core.barriers.shapes import Shapes
 from muster.service.core.membership.process import Process
 from muster.service.core.membership.roster import Roster
-from muster.service.core.vocabulary.effects import Effects, ForgetRankOwner, RankOwnerRecord
+from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.model import MemberState, Shape
+from muster.service.core.vocabulary.records import ForgetRankOwner, RankOwnerRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -203,4 +204,5 @@ class RankOwners:
             state=state,
             lineage=process.lineage,
             life=first_sequence,
+            node_name="" if process.node_name == process.host else process.node_name,
         )

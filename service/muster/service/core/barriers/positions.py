@@ -10,9 +10,9 @@ from muster.service.core.barriers.history import DecisionHistory
 from muster.service.core.barriers.owners import RankOwner, RankOwners
 from muster.service.core.membership.process import Process
 from muster.service.core.membership.roster import Roster
-from muster.service.core.vocabulary.effects import RankOwnerRecord, ShapeRecord
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Decision, Outcome, Shape
+from muster.service.core.vocabulary.records import RankOwnerRecord, ShapeRecord
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
 

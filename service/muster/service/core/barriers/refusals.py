@@ -3,9 +3,9 @@
 from muster.service.core.barriers.barrier import OpenBarrier
 from muster.service.core.membership.process import Process
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import RankOwnerRecord
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Shape
+from muster.service.core.vocabulary.records import RankOwnerRecord
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from muster.service.core.vocabulary.effects import Effects, ForgetShape, ShapeRecord
+from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.model import Shape
+from muster.service.core.vocabulary.records import ForgetShape, ShapeRecord
 
 
 @dataclass(slots=True, eq=False)

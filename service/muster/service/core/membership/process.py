@@ -35,6 +35,8 @@ class Process:
     """Its order among the incarnations of its rank, by first hello."""
     host: str
     pid: int
+    node_name: str
+    """The name of its node as the scheduler knows it."""
     generation: int
     unary: bool
     """It arrives by unary calls, so the end of a call does not end it."""

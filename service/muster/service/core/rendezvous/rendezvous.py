@@ -20,20 +20,22 @@ from muster.service.core.vocabulary.effects import (
     NO_RANKS,
     Delivery,
     Effects,
-    ForgetParticipant,
-    ForgetRound,
     Message,
     NodesWaiting,
     Notice,
-    ParticipantRecord,
     Refused,
     RoundComplete,
-    RoundRecord,
     RoundStopped,
     Standing,
 )
 from muster.service.core.vocabulary.events import JoinRendezvous, SessionId
 from muster.service.core.vocabulary.model import Closed, Instant, NodeStanding, RendezvousSettings, Stopped
+from muster.service.core.vocabulary.records import (
+    ForgetParticipant,
+    ForgetRound,
+    ParticipantRecord,
+    RoundRecord,
+)
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 ROUND_HISTORY = 64

@@ -11,8 +11,9 @@ from muster.service.core.retention.retention import (
 from muster.service.core.run import Run
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.effects import Effects, ForgetRun, Notice
+from muster.service.core.vocabulary.effects import Effects, Notice
 from muster.service.core.vocabulary.model import Instant
+from muster.service.core.vocabulary.records import ForgetRun
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 

@@ -7,242 +7,16 @@ from typing import NamedTuple, TypeAlias
 
 from muster.service.core.vocabulary.events import SessionId
 from muster.service.core.vocabulary.model import (
-    CheckpointHistory,
     Closed,
     Decision,
-    EvictedNode,
-    MemberState,
     MissingRank,
-    NodeInfo,
     NodeStanding,
-    RendezvousSettings,
     Save,
-    Shape,
     Stopped,
 )
-from muster.service.core.vocabulary.operations import Answer, Changed
+from muster.service.core.vocabulary.operations import Answer
+from muster.service.core.vocabulary.records import Record, RoundRecord
 from muster.service.core.vocabulary.refusal import Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """The durable part of a run."""
-
-    run_id: str
-    generation: int
-    closed: Closed | None = None
-    active_at: float | None = None
-    """About when it was last used, in seconds since 1970; None in records of older versions."""
-    stopped: Stopped | None = None
-    evicted_nodes: tuple[EvictedNode, ...] = ()
-    """The last evicted nodes, oldest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetRun:
-    """Deletes all records of a run."""
-
-    run_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionRecord:
-    """Processes of a rank up to this ordinal are refused, in one generation."""
-
-    run_id: str
-    rank: int
-    generation: int
-    ordinal: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """One completed rendezvous."""
-
-    run_id: str
-    round: int
-    world_size: int
-    completed_at: float
-    """Seconds since 1970."""
-    join_seconds: float
-    """From its first join to its completion."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParticipantRecord:
-    """A node that is in the complete round."""
-
-    run_id: str
-    node: NodeInfo
-    attempt: int
-    rank: int
-    settings: RendezvousSettings
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetRound:
-    """Deletes the record of a round."""
-
-    run_id: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetParticipant:
-    """Deletes the record of a node that is no longer in the complete round."""
-
-    run_id: str
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class SaveRecord:
-    """The newest requested save of a run."""
-
-    run_id: str
-    save: Save
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointsRecord:
-    """The history of a run's saves."""
-
-    run_id: str
-    history: CheckpointHistory
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRecord:
-    """The durable part of a group. Its decisions are records of their own."""
-
-    run_id: str
-    prefix: str
-    generation: int
-    first_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankOwnerRecord:
-    """The process that owns a rank in a group, and its first sequence."""
-
-    run_id: str
-    prefix: str
-    rank: int
-    incarnation: str
-    ordinal: int
-    host: str
-    pid: int
-    start_sequence: int
-    shape: Shape | int
-    """Or the number of its :class:`ShapeRecord`, which all ranks with this shape share."""
-    state: MemberState
-    """If it is gone: its state. Otherwise IDLE for a process of unary calls, and DISCONNECTED for others."""
-    lineage: int
-    """The lineage of its :class:`~muster.service.core.membership.process.Process`."""
-    life: int | None = None
-    """The first sequence of the membership that it joined. If the group was reset since, it arrived at the
-    newest release and may not have heard it. None, as before 0.2.0: it joined the current membership."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeRecord:
-    """A shape that ranks of a group brought; one record for all of them."""
-
-    run_id: str
-    prefix: str
-    number: int
-    """The number by which owners' records refer to it, from 1."""
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetShape:
-    """Deletes the record of a shape."""
-
-    run_id: str
-    prefix: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetRankOwner:
-    """Deletes the record of a rank's owner."""
-
-    run_id: str
-    prefix: str
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetDecision:
-    """Deletes the record of a decision."""
-
-    run_id: str
-    prefix: str
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreKeyRecord:
-    """One key of a run's store."""
-
-    run_id: str
-    key: str
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetStoreKey:
-    """Deletes the record of a key."""
-
-    run_id: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOperationRecord:
-    """The last change of a store's client and its answer, so that it is carried out once."""
-
-    run_id: str
-    client: str
-    number: int
-    answer: Changed
-    order: int = 0
-    """The number of this change in the run. At the bound, the client with the lowest number goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetStoreOperation:
-    """Deletes the record of a store's client."""
-
-    run_id: str
-    client: str
-
-
-StoredRecord: TypeAlias = (
-    RunRecord
-    | GroupRecord
-    | ShapeRecord
-    | RankOwnerRecord
-    | Decision
-    | EvictionRecord
-    | RoundRecord
-    | ParticipantRecord
-    | SaveRecord
-    | CheckpointsRecord
-    | StoreKeyRecord
-    | StoreOperationRecord
-)
-Forget: TypeAlias = (
-    ForgetRankOwner
-    | ForgetShape
-    | ForgetDecision
-    | ForgetRound
-    | ForgetParticipant
-    | ForgetStoreKey
-    | ForgetStoreOperation
-)
-Record: TypeAlias = StoredRecord | Forget | ForgetRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +164,8 @@ class SaveAsked:
     """The requester and the reason, for people."""
     withdrawn: bool = False
     """Whether nothing is to be done for it: it is done, was withdrawn or has lapsed."""
+    seconds_left: float | None = None
+    """Seconds until the save must be complete, at least 0; None: it has no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +174,21 @@ class SaveRequested:
 
     save: Save
     was_asked: bool = False
+
+
+class DrainedRun(NamedTuple):
+    """One run on a node that is drained."""
+
+    run_id: str
+    save: Save
+    was_asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDrained:
+    """Answers a DrainNode: the runs that have something on the node."""
+
+    runs: tuple[DrainedRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +218,7 @@ Message: TypeAlias = (
     | RunForgotten
     | SaveAsked
     | SaveRequested
+    | NodeDrained
     | Inspect
     | Answer
 )

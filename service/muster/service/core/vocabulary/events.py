@@ -23,6 +23,8 @@ class ProcessInfo(NamedTuple):
     """The rank of its node in its round, for people."""
     age: float = 0.0
     """Seconds that it had been running when it said hello; 0 if unknown."""
+    node_name: str = ""
+    """The name of its node as the scheduler knows it; empty: the same as the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +258,27 @@ class RequestSave:
     """The newest request that the caller had heard of; None: unknown."""
     across_generations: bool = False
     """Keep a request with ``stop`` in force when a newer generation starts."""
+    deadline: float | None = None
+    """Seconds from now until the save must be complete."""
+    notice: str = ""
+    """The id of the notice that caused it; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNode:
+    """Asks each run that has a process or an agent on a node to save; the answer goes to ``session``."""
+
+    session: SessionId
+    node_name: str
+    run_ids: tuple[str, ...]
+    """The runs that the caller may touch. Those without anything on the node are not asked."""
+    stop: bool
+    by: str
+    reason: str
+    deadline: float | None = None
+    """Seconds from now until the saves must be complete."""
+    notice: str = ""
+    """The id of the notice that caused it; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +338,7 @@ Event: TypeAlias = (
     | EvictNode
     | Forget
     | RequestSave
+    | DrainNode
     | CancelSave
     | StoreRequest
     | ProbeResults

@@ -132,6 +132,14 @@ class SaveState(enum.IntEnum):
         return self in (SaveState.ASKED, SaveState.AGREED)
 
 
+class HandledNotice(NamedTuple):
+    """A notice that led to a request for a save."""
+
+    id: str
+    number: int
+    """The number of the request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Save:
     """A save that all ranks of a run were asked for."""
@@ -155,6 +163,14 @@ class Save:
     """The generation in which it was made."""
     across_generations: bool = False
     """Whether a request that ends training stays in force when a newer generation starts."""
+    covers_plain: bool = False
+    """Whether it covers a request that does not end training. That one goes on if this one lapses."""
+    deadline: float | None = None
+    """When it must be complete, in seconds since 1970."""
+    late: str = ""
+    """Which ranks had not saved at the deadline, for people."""
+    notices: tuple[HandledNotice, ...] = ()
+    """The notices that led to this request or to earlier ones, oldest first."""
 
     def lapses_before(self, generation: int) -> bool:
         """Whether it is a request to end training that is not for this generation."""

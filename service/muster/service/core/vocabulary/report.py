@@ -163,6 +163,14 @@ def progress(name: str, waited: float, arrived: int, required: int, missing: Seq
     return f"{name} has waited {seconds(waited)}: {roll_call(arrived, required, missing)}"
 
 
+def late_save(missing: Sequence[MissingRank], *, agreed: bool) -> str:
+    """Return which ranks had not saved at the deadline of a requested save."""
+    if not missing:
+        return "no rank is there"
+    what = "had not saved" if agreed else "had not agreed on a step"
+    return f"{'ranks' if len(missing) > 1 else 'rank'} that {what}: {missing_all(missing)}"
+
+
 def released(required: int, waited: float, last_rank: int) -> str:
     """Return why a barrier was released."""
     return f"was released: {required} of {required} arrived in {seconds(waited)}, rank {last_rank} last"

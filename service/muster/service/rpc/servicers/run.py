@@ -8,8 +8,8 @@ from typing import Any
 
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.vocabulary.effects import Evicted, RunForgotten, SaveRequested
-from muster.service.core.vocabulary.events import CancelSave, Evict, Forget, RequestSave
+from muster.service.core.vocabulary.effects import Evicted, NodeDrained, RunForgotten, SaveRequested
+from muster.service.core.vocabulary.events import CancelSave, DrainNode, Evict, Forget, RequestSave
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Refusal, limit_exceeded
 from muster.service.draining import DRAINING
@@ -112,10 +112,40 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                 request.reason,
                 known,
                 request.across_generations,
+                _seconds(request.deadline_ms),
+                request.notice_id,
             )
             self._driver.submit(asked)
             answer = await call.answer()
         return run_pb2.RequestSaveResponse(save=save_to_pb(answer.save), was_asked=answer.was_asked)
+
+    async def DrainNode(  # noqa: N802
+        self, request: run_pb2.DrainNodeRequest, context: Any
+    ) -> run_pb2.DrainNodeResponse:
+        """Ask each run that has a process or an agent on a node to save."""
+        admission, node_name = ADMISSION.get(), request.node_name
+        run_ids = await self._driver.query(
+            lambda core, now: views.runs_on_node(core, node_name, admission.shows)
+        )
+        with Call(self._driver, NodeDrained) as call:
+            drain = DrainNode(
+                call.id,
+                node_name,
+                run_ids,
+                request.stop,
+                request.by,
+                request.reason,
+                _seconds(request.deadline_ms),
+                request.notice_id,
+            )
+            self._driver.submit(drain)
+            answer = await call.answer()
+        return run_pb2.DrainNodeResponse(
+            runs=[
+                run_pb2.DrainedRun(run_id=one.run_id, save=save_to_pb(one.save), was_asked=one.was_asked)
+                for one in answer.runs
+            ]
+        )
 
     async def CancelSave(  # noqa: N802
         self, request: run_pb2.CancelSaveRequest, context: Any
@@ -183,6 +213,11 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                     raise DRAINING
         finally:
             self._driver.unwatch(changed)
+
+
+def _seconds(milliseconds: int) -> float | None:
+    """Return a time in seconds; None for 0, which means that none was given."""
+    return milliseconds / 1000 if milliseconds else None
 
 
 def _caller(context: Any) -> tuple[str, str]:

@@ -7,9 +7,9 @@ import pytest
 from muster.service.core import views
 from muster.service.core.barriers.checkpoints import MAX_FAILURES, MAX_INTERVALS
 from muster.service.core.checks import MAX_STEP, MAX_WRITE_BYTES, MAX_WRITE_SECONDS
-from muster.service.core.vocabulary.effects import CheckpointsRecord
 from muster.service.core.vocabulary.events import Arrival, Arrive, CloseRun, Forget, WriteReport
 from muster.service.core.vocabulary.model import Checkpoint, CheckpointHistory, Outcome, SlowestWrite
+from muster.service.core.vocabulary.records import CheckpointsRecord
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.core.vocabulary.report import MAX_SAVE_REASON
 from tests.support.expect import some

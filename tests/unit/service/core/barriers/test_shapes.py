@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.vocabulary.effects import (
+from muster.service.core.vocabulary.model import MemberState, Outcome, Ranks, Shape
+from muster.service.core.vocabulary.records import (
     ForgetShape,
     GroupRecord,
     RankOwnerRecord,
@@ -13,7 +14,6 @@ from muster.service.core.vocabulary.effects import (
     RunRecord,
     ShapeRecord,
 )
-from muster.service.core.vocabulary.model import MemberState, Outcome, Ranks, Shape
 from muster.service.storage import codec
 from muster.v1 import state_pb2
 from tests.support.world.core_client import CKPT, Client

@@ -16,6 +16,7 @@ def a_process(ordinal, state=MemberState.CONNECTED, rank=0):
         ordinal=ordinal,
         host="node-0",
         pid=ordinal,
+        node_name="node-0",
         generation=0,
         unary=False,
         session=None,

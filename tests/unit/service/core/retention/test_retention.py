@@ -11,7 +11,7 @@ from muster.service.core.retention.retention import (
     USE_RECORD_INTERVAL,
     Retention,
 )
-from muster.service.core.vocabulary.effects import Effects, Refused, RunForgotten, RunRecord
+from muster.service.core.vocabulary.effects import Effects, Refused, RunForgotten
 from muster.service.core.vocabulary.events import (
     CloseRun,
     Disconnected,
@@ -24,6 +24,7 @@ from muster.service.core.vocabulary.events import (
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Outcome
 from muster.service.core.vocabulary.operations import Check, OperationId, Set, Wait
+from muster.service.core.vocabulary.records import RunRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_client import TIMEOUT

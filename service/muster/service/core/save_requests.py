@@ -1,0 +1,95 @@
+"""Requests for saves: of one run, or of all runs on a node that is drained."""
+
+from dataclasses import replace
+
+from muster.service.core.checks import Checks
+from muster.service.core.membership import refusals
+from muster.service.core.registry import Registry
+from muster.service.core.retention.reaper import RunReaper
+from muster.service.core.run import Run
+from muster.service.core.vocabulary.effects import DrainedRun, Effects, NodeDrained, SaveRequested
+from muster.service.core.vocabulary.events import CancelSave, DrainNode, RequestSave
+from muster.service.core.vocabulary.model import Instant, Save
+
+
+class SaveRequests:
+    """Carries out requests for saves.
+
+    Args:
+        registry: knows the runs.
+        reaper: learns that a run was used.
+        checks: the checks of requests.
+    """
+
+    def __init__(self, registry: Registry, reaper: RunReaper, checks: Checks) -> None:
+        self._registry = registry
+        self._reaper = reaper
+        self._checks = checks
+
+    def request(self, event: RequestSave, now: Instant, effects: Effects) -> SaveRequested:
+        """Ask all ranks of a run for a save.
+
+        Raises:
+            Refusal: INVALID_ARGUMENT, RUN_NOT_FOUND, or NO_MEMBERS: nobody could save.
+        """
+        self._checks.save_request(event)
+        run = self._registry.known(event.run_id)
+        was_asked = self._request(run, event, now, effects)
+        return SaveRequested(_newest(run), was_asked)
+
+    def withdraw(self, event: CancelSave, now: Instant, effects: Effects) -> SaveRequested:
+        """Withdraw the pending request of a run.
+
+        Raises:
+            Refusal: INVALID_ARGUMENT, RUN_NOT_FOUND or NO_SAVE_ASKED.
+        """
+        self._checks.reason(event.reason)
+        run = self._registry.known(event.run_id)
+        withdrawn = run.saving.withdraw(event.reason, now, effects)
+        self._reaper.mark_used(run, now, effects)
+        return SaveRequested(withdrawn)
+
+    def drain(self, event: DrainNode, now: Instant, effects: Effects) -> NodeDrained:
+        """Ask each run that has a process or an agent on a node for a save.
+
+        Raises:
+            Refusal: INVALID_ARGUMENT.
+        """
+        self._checks.save_request(event)
+        self._checks.name("node_name", event.node_name)
+        drained = []
+        for run_id in event.run_ids:
+            run = self._registry.find_known(run_id)
+            if run is None or not run.is_on_node(event.node_name):
+                continue
+            ask = RequestSave(
+                event.session,
+                run_id,
+                event.stop,
+                event.by,
+                event.reason,
+                deadline=event.deadline,
+                notice=event.notice,
+            )
+            was_asked = self._request(run, ask, now, effects)
+            if run.saving.save is not None:
+                drained.append(DrainedRun(run_id, run.saving.save, was_asked))
+        return NodeDrained(tuple(drained))
+
+    def _request(self, run: Run, ask: RequestSave, now: Instant, effects: Effects) -> bool:
+        """Request a save of one run. Returns whether an earlier request covers this one."""
+        self._reaper.mark_used(run, now, effects)
+        if run.stopping.covers_requests:
+            return True
+        if run.roster.deserted and not len(run.rendezvous):
+            raise refusals.no_members(run.run_id)
+        if ask.known is not None and run.rendezvous.restarts:
+            # The signal to this rank is its agent's, which restarts its workers to let other nodes in.
+            ask = replace(ask, stop=False)
+        return run.saving.request(ask, run.stopping.coming_generation, now, effects)
+
+
+def _newest(run: Run) -> Save:
+    save = run.saving.save
+    assert save is not None
+    return save

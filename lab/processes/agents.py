@@ -109,10 +109,10 @@ class Job:
         for worker in self.workers():
             _kill(worker.pid)
 
-    def agent(self, nnodes: str, *, endpoint: str = "", **conf: int) -> "Agent":
+    def agent(self, nnodes: str, *, endpoint: str = "", address: str = "127.0.0.1", **conf: int) -> "Agent":
         """Start one more torchrun."""
         name = f"agent-{len(self.agents)}"
-        agent = Agent(self, name, nnodes, endpoint or self.endpoint, CONF | conf)
+        agent = Agent(self, name, nnodes, endpoint or self.endpoint, address, CONF | conf)
         self.agents.append(agent)
         return agent
 
@@ -157,8 +157,11 @@ class Job:
 class Agent:
     """One torchrun with its workers."""
 
-    def __init__(self, job: Job, name: str, nnodes: str, endpoint: str, conf: dict[str, int]) -> None:
+    def __init__(
+        self, job: Job, name: str, nnodes: str, endpoint: str, address: str, conf: dict[str, int]
+    ) -> None:
         self.name = name
+        self.address = address
         self._job = job
         self._log = job.folder / f"{name}.log"
         with self._log.open("wb") as log:
@@ -166,7 +169,7 @@ class Agent:
                 [
                     *("--rdzv-backend=muster", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job.run_id}"),
                     f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
-                    *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", "--local-addr=127.0.0.1"),
+                    *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", f"--local-addr={address}"),
                     *(f"--max-restarts={job.restarts}", "--monitor-interval=0.1"),
                     *job.command,
                 ],

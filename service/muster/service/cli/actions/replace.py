@@ -128,7 +128,7 @@ class _Replacement:
         raise AssertionError
 
     def _no_spare(self, now: rendezvous_pb2.Rendezvous, spares: int, needed: int) -> NoReturn:
-        full = sum(_in_round(one) for one in now.nodes) >= now.max_nodes
+        full = len(participants(now)) >= now.max_nodes
         why = "" if full else f" Its round has room: a node stands by only beyond {now.max_nodes} nodes."
         self._time_out(
             f"{spares} of {needed} nodes stand by for node {self._node} of run {self._run}.{why} "
@@ -183,9 +183,9 @@ class _Replacement:
     def _await_round(self) -> rendezvous_pb2.Rendezvous:
         """Wait for a whole round without the node."""
         for now in self._looks():
-            count = sum(_in_round(one) and not is_on(one, self._node) for one in now.nodes)
+            nodes = [one for one in participants(now) if not is_on(one, self._node)]
             # A round that a node has left is over, and its others are about to join the next one.
-            if now.complete and count == now.rounds[0].world_size:
+            if now.complete and len(nodes) == now.rounds[0].world_size:
                 return now
             self._say(f"waiting for the next round: {now.message}")
             if self._over:
@@ -238,6 +238,11 @@ def is_on(view: rendezvous_pb2.NodeView, node: str) -> bool:
     return node in (view.node.name, view.node.address)
 
 
+def participants(rendezvous: rendezvous_pb2.Rendezvous) -> list[rendezvous_pb2.NodeView]:
+    """Return the agents in the round."""
+    return [one for one in rendezvous.nodes if one.standing == rendezvous_pb2.NODE_STANDING_PARTICIPANT]
+
+
 def _in_round(view: rendezvous_pb2.NodeView) -> bool:
     """Whether an agent is in the round, or is about to be let in."""
     return view.standing in (
@@ -254,7 +259,7 @@ def done_text(run: str, node: str, done: Done) -> str:
     """Describe the round without the node."""
     now = done.rendezvous
     what = f"node {node} was replaced" if done.evicted else f"node {node} is not in the round"
-    names = [one.node.name or one.node.address for one in now.nodes if _in_round(one)]
+    names = [one.node.name or one.node.address for one in participants(now)]
     nodes = f"{counted(len(names), 'node', 'nodes')}: {report.first_names(names)}"
     return f"run {run}: {what}; round {now.round} is complete with {nodes}"
 

@@ -1,0 +1,55 @@
+"""``muster replace`` with real torchrun: the node with rank 0 goes, and training goes on at the next step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.processes.command import muster
+from lab.processes.coordinator import Coordinator
+from lab.replacing import ReplaceableJob, judge
+
+NODES = 2
+EVICTED = 75
+"""The exit code of an evicted agent, as of agents of a stopped run."""
+
+
+@pytest.fixture
+def job(coordinator: Coordinator, tmp_path: Path) -> Iterator[ReplaceableJob]:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    with ReplaceableJob(folder, coordinator.endpoint, NODES) as job:
+        yield job
+
+
+def test_node_with_rank_0_is_replaced_and_no_step_is_trained_again(
+    coordinator: Coordinator, job: ReplaceableJob
+):
+    for _ in range(NODES):
+        job.start()
+    number, (first, other) = job.in_round()
+    refused = muster(coordinator.endpoint, "replace", "job", first.address, "--wait=0")
+    assert (refused.returncode, "0 of 1 nodes stand by" in refused.stderr) == (4, True), refused.stderr
+    spare = job.start()
+    job.trains(number, steps=10)
+    replaced = muster(
+        coordinator.endpoint, "replace", "job", first.address, "--wait=100", "--reason=bad disk"
+    )
+    assert replaced.returncode == 0, replaced.stderr + job.said()
+    assert (
+        f"node {first.address} was replaced; round {number + 1} is complete with 2 nodes" in replaced.stdout
+    )
+    assert first.wait() == EVICTED, first.said()
+    later, agents = job.in_round(after=number)
+    assert agents == [spare, other]
+    job.trains(later, steps=10)
+    repeated = muster(coordinator.endpoint, "replace", "job", first.address)
+    assert repeated.returncode == 0, repeated.stderr
+    assert f"node {first.address} is not in the round" in repeated.stdout
+    job.finish()
+    assert [agent.wait() for agent in agents] == [0, 0], job.said()
+    verdict = judge(job.folder)
+    assert verdict.wrong == []
+    assert verdict.again == {number: 0, later: 0}
+    assert not coordinator.log("run.stopped")
+    assert coordinator.logged("run.closed")

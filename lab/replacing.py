@@ -1,14 +1,22 @@
 """A job under torchrun whose nodes are replaced and killed, and the judge of what its ranks trained."""
 
+import random
+import subprocess
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
+from statistics import median
 
-from lab.patience import until
+from lab.patience import PATIENCE, until
+from lab.processes import fork_client
 from lab.processes.agents import Agent, Job
-from lab.processes.fork_client import TORCH
+from lab.processes.fork_client import MUSTER, TORCH
 
 PROGRAM = Path(__file__).with_name("replaced.py")
+EVICTED = 75
+"""The exit code of an evicted agent, as of agents of a stopped run."""
 
 
 class ReplaceableJob(Job):
@@ -117,3 +125,116 @@ def judge(folder: Path) -> Verdict:
         committed = max([committed, *(step for told in ranks.values() for step in told.saved)])
         last = max(last, trained)
     return Verdict(wrong, last, again)
+
+
+KINDS = ("replace",) * 10 + ("kill",) * 5 + ("replace and kill",) * 3 + ("replace twice",) * 2
+"""What happens to a job, by frequency."""
+WAIT = 100.0
+"""Seconds that a replacement may take."""
+
+
+@dataclass
+class Account:
+    """What happened to a job, and how long each replacement took."""
+
+    kinds: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """Of ``muster replace``: until the next round was complete without the node."""
+    until_training: list[float] = field(default_factory=list)
+    """Until its ranks had trained a step, too."""
+    kill_seconds: list[float] = field(default_factory=list)
+    """From a kill of a node until the ranks of the next round had trained a step."""
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{self.kinds.count(kind)} times {kind}" for kind in dict.fromkeys(self.kinds))
+        parts = {
+            "muster replace": self.seconds,
+            "until all train": self.until_training,
+            "after a kill until all train": self.kill_seconds,
+        }
+        lines = [
+            f"{name}: median {median(values):.1f} s, 99 % {sorted(values)[ceil(0.99 * len(values)) - 1]:.1f} s"
+            for name, values in parts.items()
+            if values
+        ]
+        return "\n".join([counts, *lines])
+
+
+class Replacing:
+    """Replaces and kills nodes of a job at random, with one node on standby.
+
+    Args:
+        job: the job, without agents.
+        seed: of the choices and moments.
+    """
+
+    def __init__(self, job: ReplaceableJob, seed: int) -> None:
+        self.account = Account()
+        self._job = job
+        self._chance = random.Random(seed)
+        for _ in range(job.nodes):
+            job.start()
+        self._round, self._agents = job.in_round()
+        job.start()
+
+    def events(self, count: int) -> None:
+        """Let so many things happen, one after the other."""
+        for _ in range(count):
+            kind = self._chance.choice(KINDS)
+            self.account.kinds.append(kind)
+            self._job.trains(self._round, steps=self._chance.randint(1, 30))
+            began = time.monotonic()
+            victim = self._chance.choice(self._agents)
+            gone = [victim]
+            if kind == "kill":
+                victim.kill()
+                self._job.start()
+            else:
+                gone += self._replace(kind, victim)
+                if kind == "replace":
+                    self.account.seconds.append(time.monotonic() - began)
+            self._go_on(gone)
+            seconds = time.monotonic() - began
+            if kind == "kill":
+                self.account.kill_seconds.append(seconds)
+            elif kind == "replace":
+                self.account.until_training.append(seconds)
+
+    def _replace(self, kind: str, victim: Agent) -> list[Agent]:
+        """Replace a node. Returns others that have gone meanwhile."""
+        commands = [self._command(victim) for _ in range(1 + (kind == "replace twice"))]
+        gone = []
+        if kind == "replace and kill":
+            time.sleep(self._chance.uniform(0.0, 2.0))
+            other = self._chance.choice(self._agents)
+            other.kill()
+            self._job.start()
+            gone.append(other)
+        for command in commands:
+            said = command.communicate(timeout=PATIENCE)
+            assert command.returncode == 0, f"{said}\n{self._job.said()}"
+        if victim not in gone:
+            code = victim.wait()
+            assert code == EVICTED, f"{victim.name} ended with {code}:\n{victim.said()}"
+        self._job.start()
+        return gone
+
+    def _command(self, victim: Agent) -> "subprocess.Popen[str]":
+        command = [str(MUSTER), "replace", self._job.run_id, victim.address, f"--wait={WAIT}"]
+        return fork_client.popen(
+            [*command, f"--endpoint={self._job.endpoint}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def _go_on(self, gone: list[Agent]) -> None:
+        """Wait until a round trains without those that have gone."""
+        while True:
+            number, agents = self._job.in_round(after=self._round)
+            if not set(gone) & set(agents):
+                break
+            self._round = number
+        self._round, self._agents = number, agents
+        self._job.trains(self._round)

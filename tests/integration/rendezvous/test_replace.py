@@ -7,11 +7,9 @@ import pytest
 
 from lab.processes.command import muster
 from lab.processes.coordinator import Coordinator
-from lab.replacing import ReplaceableJob, judge
+from lab.replacing import EVICTED, ReplaceableJob, Replacing, judge
 
 NODES = 2
-EVICTED = 75
-"""The exit code of an evicted agent, as of agents of a stopped run."""
 
 
 @pytest.fixture
@@ -53,3 +51,15 @@ def test_node_with_rank_0_is_replaced_and_no_step_is_trained_again(
     assert verdict.again == {number: 0, later: 0}
     assert not coordinator.log("run.stopped")
     assert coordinator.logged("run.closed")
+
+
+@pytest.mark.thorough_only
+def test_job_outlives_random_kills_and_replacements_of_its_nodes(
+    coordinator: Coordinator, job: ReplaceableJob
+):
+    replacing = Replacing(job, seed=32)
+    replacing.events(50)
+    job.finish()
+    verdict = judge(job.folder)
+    print(replacing.account, verdict.steps, "steps; trained again:", verdict.again)
+    assert verdict.wrong == []

@@ -62,7 +62,7 @@ def replace(
     next round. It may be repeated at any time.
     """
     with connect(endpoint, timeout) as client:
-        replacement = _Replacement(client, run, node, reason, wait, save=not no_save)
+        replacement = Replacement(client, run, node, reason, wait, save=not no_save)
         if dry_run:
             planned = client.evict_node(replacement.eviction(dry_run=True))
             emit(document(as_dict(planned)) if output is Output.JSON else plan_text(run, node, planned))
@@ -79,7 +79,7 @@ class Done(NamedTuple):
     """False: the node was not in the round."""
 
 
-class _Replacement:
+class Replacement:
     """The steps of one replacement. Each looks at the run first, so that it may be repeated."""
 
     def __init__(self, client: Client, run: str, node: str, reason: str, wait: float, *, save: bool) -> None:

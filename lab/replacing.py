@@ -127,6 +127,11 @@ def judge(folder: Path) -> Verdict:
     return Verdict(wrong, last, again)
 
 
+def percentile(values: list[float], part: float = 0.99) -> float:
+    """Return the least value that so large a part of the values does not exceed."""
+    return sorted(values)[ceil(part * len(values)) - 1]
+
+
 KINDS = ("replace",) * 10 + ("kill",) * 5 + ("replace and kill",) * 3 + ("replace twice",) * 2
 """What happens to a job, by frequency."""
 WAIT = 100.0
@@ -153,7 +158,7 @@ class Account:
             "after a kill until all train": self.kill_seconds,
         }
         lines = [
-            f"{name}: median {median(values):.1f} s, 99 % {sorted(values)[ceil(0.99 * len(values)) - 1]:.1f} s"
+            f"{name}: median {median(values):.1f} s, p99 {percentile(values):.1f} s"
             for name, values in parts.items()
             if values
         ]

@@ -2,7 +2,7 @@
 
 Its state is a chain of digests. After step N it can have only one value, :func:`chain_after`, so a rank
 that trained a step from another state has another value ever after. In each step the ranks compare theirs.
-Each rank leaves lines: ``began STEP``, ``trained STEP``, ``saved STEP``, and ``wrong STEP``, which must not be.
+Each rank leaves lines: ``began STEP``, ``trained STEP``, ``saved STEP``; ``wrong STEP`` must not be there.
 """
 
 import hashlib

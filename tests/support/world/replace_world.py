@@ -203,6 +203,8 @@ class Machine:
         self._world = world
         self._killed_at: float | None = None
         """When the agent kills its worker, which it has asked to end."""
+        self._away_until = 0.0
+        """When it can reach the coordinator again."""
         world.agents.append(self.agent)
         self.agent.join()
 
@@ -215,6 +217,11 @@ class Machine:
         """The round that it is in."""
         place = self.agent.dialogue.place
         return place.round if place is not None and not self.agent.dialogue.over else None
+
+    def be_away(self, seconds: float) -> None:
+        """The agent cannot reach the coordinator for so long."""
+        self._away_until = self._world.now + seconds
+        self.agent.lose_stream()
 
     def kill(self, *, seen: bool) -> None:
         """The machine dies; the coordinator sees it at once, or after some seconds."""
@@ -230,7 +237,7 @@ class Machine:
     def live(self) -> None:
         """Do what torchrun's agent does at one look at its workers."""
         dialogue, agent = self.agent.dialogue, self.agent
-        if agent.session is None and not dialogue.over:
+        if agent.session is None and not dialogue.over and self._world.now >= self._away_until:
             agent.connect()
         if self.worker is not None:
             if not self.worker.over:

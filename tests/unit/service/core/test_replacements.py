@@ -42,12 +42,14 @@ def happen(world: ReplaceWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     if not machines:
         return
     victim, other = chance.choice(machines), chance.choice(machines)
-    kind = chance.choice(["replace", "replace", "kill", "both", "crash", "repeat"])
+    kind = chance.choice(["replace", "replace", "kill", "both", "crash", "away", "repeat"])
     if kind == "kill":
         world.kill(victim)
         return
     if kind == "both":
         world.later(chance.uniform(0.0, 3.0), lambda: world.kill(other))
+    if kind == "away":
+        world.later(chance.uniform(0.0, 1.0), lambda: victim.be_away(chance.uniform(0.5, 4.0)))
     if kind == "crash":
         world.later(chance.uniform(0.0, 3.0), world.crash)
     ended = world.replace(victim, monkeypatch)
@@ -55,3 +57,6 @@ def happen(world: ReplaceWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "repeat":
         assert isinstance(world.replace(victim, monkeypatch), Done)
     assert victim not in world.in_round()
+    if ended.evicted and victim.lives:
+        world.pass_time(10.0)
+        assert victim.ended == "NODE_EVICTED"

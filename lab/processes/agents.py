@@ -6,6 +6,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from lab.patience import PATIENCE, until
 from lab.processes.fork_client import TORCH
@@ -100,7 +101,7 @@ class Job:
             Path(self.command[0]).write_text(program)
         self.agents: list[Agent] = []
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

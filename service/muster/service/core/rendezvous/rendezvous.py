@@ -155,16 +155,16 @@ class Rendezvous:
             self._advance(now, effects)
             return node
         # A node with a lost stream may come back within its keep-alive timeout, so its settings still count.
-        others, agreed = [other for other in self if other is not node], self.settings
-        if others and agreed is not None and agreed.size != ask.settings.size:
-            raise refusals.settings_differ(ask, agreed, others)
+        alone, agreed = all(other is node for other in self), self.settings
+        if not alone and agreed is not None and agreed.size != ask.settings.size:
+            raise refusals.settings_differ(ask, agreed, [other for other in self if other is not node])
         if node is None:
             node = Node(ask.node, ask.attempt, ask.settings, ask.session, now.monotonic, 0.0, 0)
         else:
             self._vacate(node, effects)
             self._move_to(ask.session, node, now, effects)
             node.info, node.attempt = ask.node, ask.attempt
-        if not others:
+        if alone:
             self.settings = ask.settings
         self._arrivals += 1
         node.arrival = self._arrivals
@@ -189,7 +189,8 @@ class Rendezvous:
         if node is None:
             return False
         why = f"left ({report.shown(reason)})" if reason else "left"
-        self._send_away(node, refusals.left(self.run_id, node), why, now, effects)
+        self._refuse(node, refusals.left(self.run_id, node), effects)
+        self._record_departure(node, why, now.monotonic, effects)
         self._advance(now, effects)
         return True
 
@@ -205,8 +206,8 @@ class Rendezvous:
         for node in nodes:
             in_round = self.complete and node.standing is NodeStanding.PARTICIPANT
             self.evictions.add(node.info.incarnation, self.round if in_round else None)
-            refusal = refusals.node_evicted(self.run_id, node.info, why)
-            self._send_away(node, refusal, f"evicted {why}", now, effects)
+            self._refuse(node, refusals.node_evicted(self.run_id, node.info, why), effects)
+            self._record_departure(node, f"evicted {why}", now.monotonic, effects)
         self._announced_at = float("-inf")
         self._advance(now, effects)
 
@@ -243,7 +244,8 @@ class Rendezvous:
         """Remove lost nodes, end the last call, and end waits after their join timeout."""
         for node in [n for n in self if n.session is None]:
             if now.monotonic >= node.since + node.settings.keep_alive_timeout:
-                self._depart(node, "connection lost", now, effects, at=node.since)
+                self._vacate(node, effects)
+                self._record_departure(node, "connection lost", node.since, effects)
         self._advance(now, effects)
         self._end_waits(now, effects)
         self._advance(now, effects)
@@ -296,20 +298,11 @@ class Rendezvous:
         if self.complete and node.standing is NodeStanding.PARTICIPANT:
             effects.records.append(ForgetParticipant(self.run_id, node.info.incarnation))
 
-    def _depart(
-        self, node: Node, reason: str, now: Instant, effects: Effects, *, at: float | None = None
-    ) -> None:
-        self._vacate(node, effects)
-        gone = Departed(node.info, self.round, reason, now.monotonic if at is None else at)
-        self.departed.appendleft(gone)
+    def _record_departure(self, node: Node, reason: str, at: float, effects: Effects) -> None:
+        self.departed.appendleft(Departed(node.info, self.round, reason, at))
         effects.notices.append(
             Notice("node.gone", self.run_id, f"node {node} of round {self.round}: {reason}")
         )
-
-    def _send_away(self, node: Node, refusal: Refusal, why: str, now: Instant, effects: Effects) -> None:
-        if node.session is not None:
-            effects.send(node.session, Refused(refusal, final=True))
-        self._depart(node, why, now, effects)
 
     def _refuse(self, node: Node, refusal: Refusal, effects: Effects) -> None:
         self._vacate(node, effects)

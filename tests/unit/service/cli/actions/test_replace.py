@@ -62,7 +62,7 @@ class Coordinator(RendezvousServiceServicer, RunServiceServicer):
         """The looks before the eviction."""
         self.later = [BETWEEN, AFTER]
         """The looks after it."""
-        self.saves = [(ASKED, 1), (DONE, 1)]
+        self.saves: list[tuple[int, int]] = [(ASKED, 1), (DONE, 1)]
         """State and number of the save, at each look."""
         self.stops = False
         """Whether training ends after the save."""
@@ -102,7 +102,7 @@ class Coordinator(RendezvousServiceServicer, RunServiceServicer):
 @pytest.fixture
 def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(module, "POLL_INTERVAL", 0.0)
-    serving = Coordinator()
+    serving = Coordinator()  # type: ignore[abstract]
     server = grpc.server(ThreadPoolExecutor(1))
     # Both services have a method Get, whose request tells them apart.
     add_RendezvousServiceServicer_to_server(serving, server)

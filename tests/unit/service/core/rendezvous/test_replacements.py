@@ -3,7 +3,7 @@
 import pytest
 
 from muster.service.cli.actions.replace import Done
-from tests.support.world.replace_world import ReplaceWorld
+from tests.support.replacements.replaced_nodes import ReplaceWorld
 
 EVENTS = 30
 """Replacements and kills of each job."""

@@ -29,7 +29,6 @@ from muster.worker.errors import RefusedError
 from muster.worker.node.dialogue import JoinDialogue, NodeConfig
 from muster.worker.node.membership import HEAD_START
 from muster.worker.savepoint.agreement import Next
-from tests.support.expect import some
 from tests.support.world.core_disk import Crash
 from tests.support.world.core_world import RUN
 from tests.support.world.rendezvous_world import Agent, RendezvousWorld, nodes
@@ -480,4 +479,4 @@ class Calls:
         if isinstance(answer, Refused):
             refusal: Refusal = answer.refusal
             raise CallError(refusal.message, Exit.FAILED, reason=refusal.reason.name)
-        return some(answer)
+        return answer

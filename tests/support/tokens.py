@@ -8,6 +8,8 @@ from muster.v1 import barrier_pb2, barrier_pb2_grpc
 
 SECRETS = {role: f"{role.name.lower()}-of-team-a-0123456789" for role in Role}
 ANOTHER = "operator-of-all-0123456789"
+NODES = '\nnodes = ["node-1", "spot-*"]'
+"""The field of the watcher's table."""
 ROTATED = "worker-after-rotation-0123456789"
 
 
@@ -15,6 +17,7 @@ def tokens(*more: str, without: Role | None = None) -> str:
     """Return the text of a tokens file, with more tables and perhaps without a role."""
     tables = [
         f'name = "{role.name.lower()}"\nrole = "{role.name.lower()}"\nruns = ["a-*"]\ntoken = "{secret}"'
+        f"{NODES if role is Role.WATCHER else ''}"
         for role, secret in SECRETS.items()
         if role is not without
     ]

@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmuster/v1/coordinator.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n\rStatusRequest\"\xb4\x01\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x03now\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07\x63ommits\x18\x04 \x01(\x0b\x32\x16.muster.v1.CommitTimes\x12!\n\x06\x63\x61ller\x18\x05 \x01(\x0b\x32\x11.muster.v1.Caller\x12\r\n\x05relay\x18\x06 \x01(\t\"Q\n\x06\x43\x61ller\x12\x12\n\ntoken_name\x18\x01 \x01(\t\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.muster.v1.Role\x12\x14\n\x0crun_patterns\x18\x03 \x03(\t\"C\n\x0b\x43ommitTimes\x12\r\n\x05\x63ount\x18\x01 \x01(\x05\x12\x11\n\tmedian_us\x18\x02 \x01(\x04\x12\x12\n\nlongest_us\x18\x03 \x01(\x04\"\x11\n\x0fReplicasRequest\"8\n\x10ReplicasResponse\x12$\n\x08replicas\x18\x01 \x03(\x0b\x32\x12.muster.v1.Replica\"j\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstarted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05leads\x18\x04 \x01(\x08*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_VIEWER\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x32\x98\x01\n\x12\x43oordinatorService\x12=\n\x06Status\x12\x18.muster.v1.StatusRequest\x1a\x19.muster.v1.StatusResponse\x12\x43\n\x08Replicas\x12\x1a.muster.v1.ReplicasRequest\x1a\x1b.muster.v1.ReplicasResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmuster/v1/coordinator.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n\rStatusRequest\"\xb4\x01\n\x0eStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\'\n\x03now\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07\x63ommits\x18\x04 \x01(\x0b\x32\x16.muster.v1.CommitTimes\x12!\n\x06\x63\x61ller\x18\x05 \x01(\x0b\x32\x11.muster.v1.Caller\x12\r\n\x05relay\x18\x06 \x01(\t\"h\n\x06\x43\x61ller\x12\x12\n\ntoken_name\x18\x01 \x01(\t\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.muster.v1.Role\x12\x14\n\x0crun_patterns\x18\x03 \x03(\t\x12\x15\n\rnode_patterns\x18\x04 \x03(\t\"C\n\x0b\x43ommitTimes\x12\r\n\x05\x63ount\x18\x01 \x01(\x05\x12\x11\n\tmedian_us\x18\x02 \x01(\x04\x12\x12\n\nlongest_us\x18\x03 \x01(\x04\"\x11\n\x0fReplicasRequest\"8\n\x10ReplicasResponse\x12$\n\x08replicas\x18\x01 \x03(\x0b\x32\x12.muster.v1.Replica\"j\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstarted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05leads\x18\x04 \x01(\x08*c\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_VIEWER\x10\x01\x12\x10\n\x0cROLE_WATCHER\x10\x04\x12\x0f\n\x0bROLE_WORKER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x32\x98\x01\n\x12\x43oordinatorService\x12=\n\x06Status\x12\x18.muster.v1.StatusRequest\x1a\x19.muster.v1.StatusResponse\x12\x43\n\x08Replicas\x12\x1a.muster.v1.ReplicasRequest\x1a\x1b.muster.v1.ReplicasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=612
-  _globals['_ROLE']._serialized_end=693
+  _globals['_ROLE']._serialized_start=635
+  _globals['_ROLE']._serialized_end=734
   _globals['_STATUSREQUEST']._serialized_start=75
   _globals['_STATUSREQUEST']._serialized_end=90
   _globals['_STATUSRESPONSE']._serialized_start=93
   _globals['_STATUSRESPONSE']._serialized_end=273
   _globals['_CALLER']._serialized_start=275
-  _globals['_CALLER']._serialized_end=356
-  _globals['_COMMITTIMES']._serialized_start=358
-  _globals['_COMMITTIMES']._serialized_end=425
-  _globals['_REPLICASREQUEST']._serialized_start=427
-  _globals['_REPLICASREQUEST']._serialized_end=444
-  _globals['_REPLICASRESPONSE']._serialized_start=446
-  _globals['_REPLICASRESPONSE']._serialized_end=502
-  _globals['_REPLICA']._serialized_start=504
-  _globals['_REPLICA']._serialized_end=610
-  _globals['_COORDINATORSERVICE']._serialized_start=696
-  _globals['_COORDINATORSERVICE']._serialized_end=848
+  _globals['_CALLER']._serialized_end=379
+  _globals['_COMMITTIMES']._serialized_start=381
+  _globals['_COMMITTIMES']._serialized_end=448
+  _globals['_REPLICASREQUEST']._serialized_start=450
+  _globals['_REPLICASREQUEST']._serialized_end=467
+  _globals['_REPLICASRESPONSE']._serialized_start=469
+  _globals['_REPLICASRESPONSE']._serialized_end=525
+  _globals['_REPLICA']._serialized_start=527
+  _globals['_REPLICA']._serialized_end=633
+  _globals['_COORDINATORSERVICE']._serialized_start=737
+  _globals['_COORDINATORSERVICE']._serialized_end=889
 # @@protoc_insertion_point(module_scope)

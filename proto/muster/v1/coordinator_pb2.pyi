@@ -30,18 +30,22 @@ class _RoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Never sent."""
     ROLE_VIEWER: _Role.ValueType  # 1
     """To look, and to change nothing."""
+    ROLE_WATCHER: _Role.ValueType  # 4
+    """To drain its nodes, too: to have the runs there saved and stopped."""
     ROLE_WORKER: _Role.ValueType  # 2
     """To take part in runs, too."""
     ROLE_OPERATOR: _Role.ValueType  # 3
     """To end the membership of others, too."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role says which methods a token is for. Each may call all that those before it may."""
+    """Role says which methods a token is for. Each may call all that those before it may, in the order of this list."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 """Never sent."""
 ROLE_VIEWER: Role.ValueType  # 1
 """To look, and to change nothing."""
+ROLE_WATCHER: Role.ValueType  # 4
+"""To drain its nodes, too: to have the runs there saved and stopped."""
 ROLE_WORKER: Role.ValueType  # 2
 """To take part in runs, too."""
 ROLE_OPERATOR: Role.ValueType  # 3
@@ -118,6 +122,7 @@ class Caller(google.protobuf.message.Message):
     TOKEN_NAME_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     RUN_PATTERNS_FIELD_NUMBER: builtins.int
+    NODE_PATTERNS_FIELD_NUMBER: builtins.int
     token_name: builtins.str
     """The name of the token."""
     role: global___Role.ValueType
@@ -128,14 +133,19 @@ class Caller(google.protobuf.message.Message):
         one, "[a-c]" for one of these; case counts.
         """
 
+    @property
+    def node_patterns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The nodes that a watcher may drain, as patterns of the same kind."""
+
     def __init__(
         self,
         *,
         token_name: builtins.str = ...,
         role: global___Role.ValueType = ...,
         run_patterns: collections.abc.Iterable[builtins.str] | None = ...,
+        node_patterns: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["role", b"role", "run_patterns", b"run_patterns", "token_name", b"token_name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_patterns", b"node_patterns", "role", b"role", "run_patterns", b"run_patterns", "token_name", b"token_name"]) -> None: ...
 
 global___Caller = Caller
 

@@ -16,12 +16,19 @@ from muster.v1 import run_pb2, run_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier
 
 WORKER, OPERATOR = "worker-of-team-a-0123456789", "operator-of-all-0123456789"
+WATCHER = "watcher-of-node-1-0123456789"
 TOKENS = f"""
 [[token]]
 name = "team-a"
 role = "worker"
 runs = ["team-a.*"]
 token = "{WORKER}"
+
+[[token]]
+name = "node-1"
+role = "watcher"
+nodes = ["node-1"]
+token = "{WATCHER}"
 
 [[token]]
 name = "ann"
@@ -55,6 +62,14 @@ def test_audit_log_has_each_change_and_each_refusal(tmp_path: Path, monkeypatch:
             with pytest.raises(grpc.RpcError):
                 evict(token)
         evict(OPERATOR)
+        with (
+            grpc.insecure_channel(coordinator.endpoint) as channel,
+            pytest.raises(grpc.RpcError),
+        ):
+            run_pb2_grpc.RunServiceStub(channel).DrainNode(
+                run_pb2.DrainNodeRequest(node_name="node-10", stop=True, reason="spot", notice_id="i-7"),
+                metadata=(("authorization", f"Bearer {WATCHER}"),),
+            )
         muster.worker.close()
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"http://127.0.0.1:{coordinator.http_port}/status.json")
@@ -79,6 +94,9 @@ def test_audit_log_has_each_change_and_each_refusal(tmp_path: Path, monkeypatch:
         ("ann", "team-a.1", "OK"),
     ]
     assert (evictions[2]["rank"], evictions[2]["reason"]) == (0, "bad disk")
+    (drain,) = entries(call="/muster.v1.RunService/DrainNode")
+    assert (drain["who"], drain["role"], drain["result"]) == ("node-1", "watcher", "NODE_NOT_ALLOWED")
+    assert (drain["node_name"], drain["notice_id"], drain["stop"]) == ("node-10", "i-7", True)
     (change,) = entries(call="/muster.v1.StoreService/Operate", operation="set")
     assert (change["who"], change["run"], change["keys"], change["result"]) == (
         "team-a",
@@ -89,5 +107,5 @@ def test_audit_log_has_each_change_and_each_refusal(tmp_path: Path, monkeypatch:
     (page,) = entries(call="GET /status.json")
     assert (page["result"], page["from"]) == ("TOKEN_MISSING", "127.0.0.1")
     written = path.read_text()
-    assert not any(secret in written for secret in (WORKER, OPERATOR, "a secret"))
+    assert not any(secret in written for secret in (WORKER, WATCHER, OPERATOR, "a secret"))
     assert not entries(call="/muster.v1.RunService/List")

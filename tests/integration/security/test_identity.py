@@ -51,6 +51,12 @@ runs = ["team-a-*"]
 namespace = "monitoring"
 account = "prometheus"
 role = "viewer"
+
+[[service_account]]
+namespace = "muster"
+account = "watcher"
+role = "watcher"
+runs = ["team-a-*"]
 """
 
 
@@ -157,6 +163,10 @@ def lasting(issuer: Issuer, *said: Any, **more: Any) -> str:
     return issuer.token(*said, seconds=86_400.0, **more)
 
 
+ON_NODE: dict[str, Any] = {
+    "kubernetes.io": {"node": {"name": "node-1", "uid": "1"}, "pod": {"name": "w", "uid": "2"}}
+}
+"""The claims of a token that Kubernetes made for a pod on that node."""
 CLAIMS = {"iss": URL, "aud": "muster", "sub": "system:serviceaccount:team-a:trainer", "exp": 4e9}
 BAD: dict[str, tuple[str, str, str]] = {
     "wrong audience": (lasting(ISSUER, aud="vault"), "TOKEN_UNKNOWN", "aud"),
@@ -174,6 +184,8 @@ BAD: dict[str, tuple[str, str, str]] = {
     "another namespace": (lasting(ISSUER, "team-b/trainer"), "TOKEN_UNKNOWN", "rules"),
     "role too low": (lasting(ISSUER, "monitoring/prometheus"), "ROLE_TOO_LOW", "role"),
     "run not allowed": (lasting(ISSUER, "team-a/trainer"), "RUN_NOT_ALLOWED", "run"),
+    "watcher without a node": (lasting(ISSUER, "muster/watcher"), "TOKEN_UNKNOWN", "node"),
+    "watcher": (lasting(ISSUER, "muster/watcher", **ON_NODE), "ROLE_TOO_LOW", "role"),
     "garbage": ("garbage-0123456789", "TOKEN_UNKNOWN", "shape"),
 }
 
@@ -207,6 +219,22 @@ def test_caller_without_access_changes_nothing_and_is_logged(
     for part in [part for part in token.split(".") if len(part) > 30]:
         assert part not in log
         assert part not in str(caught.value)
+
+
+def test_watcher_drains_the_node_of_its_own_token(guarded: Coordinator):
+    metadata = (("authorization", f"Bearer {ISSUER.token('muster/watcher', **ON_NODE)}"),)
+    with grpc.insecure_channel(guarded.endpoint) as connection:
+        stub = run_pb2_grpc.RunServiceStub(connection)
+
+        def drain(name: str) -> run_pb2.DrainNodeResponse:
+            request = run_pb2.DrainNodeRequest(node_name=name, by="watcher", reason="spot")
+            return stub.DrainNode(request, metadata=metadata, timeout=PATIENCE)
+
+        assert not drain("node-1").runs
+        for other in ("node-10", "*", "node-1\n"):
+            with pytest.raises(grpc.RpcError) as caught:
+                drain(other)
+            assert reason_of(caught.value) == "NODE_NOT_ALLOWED"
 
 
 # ---------------------------------------------------------------------- tokens that expire

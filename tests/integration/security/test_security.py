@@ -91,6 +91,8 @@ def call(connection: grpc.Channel, method: str, run_id: str, token: str | None) 
         request = store_pb2.OperateRequest(num_keys=store_pb2.NumKeysRequest(run_id=run_id))
     elif "run_id" in descriptor.input_type.fields_by_name:
         request.run_id = run_id
+    if "node_name" in descriptor.input_type.fields_by_name:
+        request.node_name = "node-1"
     metadata = bearing(token) if token is not None else ()
     kind = "stream_stream" if descriptor.client_streaming else "unary_stream"
     kind = kind if descriptor.server_streaming else "unary_unary"
@@ -116,8 +118,12 @@ def runs_of(connection: grpc.Channel, metadata=ALL) -> list[str]:
     return [run.run_id for run in found.runs]
 
 
-REFUSALS = ("TOKEN_MISSING", "TOKEN_UNKNOWN", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED", "DEADLINE_EXCEEDED")
+REFUSALS = (
+    *("TOKEN_MISSING", "TOKEN_UNKNOWN", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED", "NODE_NOT_ALLOWED"),
+    "DEADLINE_EXCEEDED",
+)
 ABOUT_NO_RUN = (
+    "/muster.v1.RunService/DrainNode",
     "/muster.v1.RunService/List",
     "/muster.v1.CoordinatorService/Status",
     "/muster.v1.CoordinatorService/Replicas",
@@ -242,6 +248,7 @@ def test_sdk_and_command_show_their_token(guarded: Coordinator, environ: pytest.
         (None, "a-x", "TOKEN_MISSING"),
         ("unknown-0123456789", "a-x", "TOKEN_UNKNOWN"),
         (SECRETS[Role.VIEWER], "a-x", "ROLE_TOO_LOW"),
+        (SECRETS[Role.WATCHER], "a-x", "ROLE_TOO_LOW"),
         (SECRETS[Role.WORKER], "b-x", "RUN_NOT_ALLOWED"),
     ],
 )
@@ -272,6 +279,7 @@ def test_caller_without_access_is_refused_at_once(
         (Role.WORKER, "a-x", 'ok        token           "worker" has the role worker for the runs a-*'),
         (Role.WORKER, "b-x", "and MUSTER_RUN_ID is b-x"),
         (Role.VIEWER, "a-x", 'warning   token           "viewer" has the role viewer for the runs a-*'),
+        (Role.WATCHER, "a-x", '"watcher" has the role watcher for the runs a-* on the nodes node-1, spot-*'),
     ],
 )
 def test_doctor_names_the_calls_that_a_token_lacks_rights_for(
@@ -291,6 +299,15 @@ def test_status_names_the_caller_only_if_tokens_are_asked_for(connection: grpc.C
     )
     assert guarded.caller == coordinator_pb2.Caller(
         token_name="all", role=coordinator_pb2.ROLE_OPERATOR, run_patterns=["*"]
+    )
+    guarded = coordinator_pb2_grpc.CoordinatorServiceStub(connection).Status(
+        ask, metadata=bearing(SECRETS[Role.WATCHER]), timeout=PATIENCE
+    )
+    assert guarded.caller == coordinator_pb2.Caller(
+        token_name="watcher",
+        role=coordinator_pb2.ROLE_WATCHER,
+        run_patterns=["a-*"],
+        node_patterns=["node-1", "spot-*"],
     )
     with (
         Coordinator(tmp_path, state="memory:") as coordinator,

@@ -8,6 +8,7 @@ import typer
 
 from muster.service.cli.actions.abort import abort
 from muster.service.cli.actions.close import close
+from muster.service.cli.actions.drain import drain
 from muster.service.cli.actions.evict import evict
 from muster.service.cli.actions.forget import forget
 from muster.service.cli.actions.replace import replace
@@ -46,6 +47,7 @@ app.command()(top)
 app.command()(stack)
 app.command()(trace)
 app.command()(save)
+app.command()(drain)
 app.command()(replace)
 app.command()(doctor)
 app.command()(backup)

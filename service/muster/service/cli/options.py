@@ -22,7 +22,7 @@ def finite(value: float) -> float:
     return value
 
 
-def _text(value: str | None) -> str | None:
+def text(value: str | None) -> str | None:
     """Refuse text that is not UTF-8: its bytes arrive as lone surrogates, which cannot be sent."""
     if value is not None and not value.isascii():
         try:
@@ -37,17 +37,17 @@ DEFAULT_TIMEOUT = 10.0
 DEFAULT_INTERVAL = 2.0
 MAX_RANK = 2**31 - 1
 
-Run = Annotated[str, typer.Argument(callback=_text, metavar="RUN", help="The run's id.", show_default=False)]
+Run = Annotated[str, typer.Argument(callback=text, metavar="RUN", help="The run's id.", show_default=False)]
 OptionalRun = Annotated[
     str,
     typer.Argument(
-        callback=_text, metavar="RUN", help="Only the run of this id; default: all.", show_default=False
+        callback=text, metavar="RUN", help="Only the run of this id; default: all.", show_default=False
     ),
 ]
 Prefix = Annotated[
     str,
     typer.Argument(
-        callback=_text, metavar="PREFIX", help="The group's prefix, such as checkpoint.", show_default=False
+        callback=text, metavar="PREFIX", help="The group's prefix, such as checkpoint.", show_default=False
     ),
 ]
 Rank = Annotated[
@@ -56,7 +56,7 @@ Rank = Annotated[
 Node = Annotated[
     str,
     typer.Argument(
-        callback=_text,
+        callback=text,
         metavar="NODE",
         help="The node's name, or the address of its agents.",
         show_default=False,
@@ -65,7 +65,7 @@ Node = Annotated[
 Missing = Annotated[
     str | None,
     typer.Option(
-        callback=_text,
+        callback=text,
         metavar="PREFIX",
         help="Only the ranks that the open barrier of this group waits for.",
         show_default=False,
@@ -74,7 +74,7 @@ Missing = Annotated[
 Reason = Annotated[
     str,
     typer.Option(
-        callback=_text,
+        callback=text,
         metavar="TEXT",
         help="The reason, for the ranks and people that are told.",
         show_default=False,

@@ -20,7 +20,26 @@ def save_text(save: run_pb2.Save) -> str:
         seconds = save.ended_at.ToMilliseconds() - save.asked_at.ToMilliseconds()
         took = f", {report.seconds(max(0, seconds) / 1000)} after it was asked for"
     stop = "; training ends after it" if save.stop else ""
+    if save.HasField("deadline") and save.HasField("ended_at"):
+        after = (save.ended_at.ToMilliseconds() - save.deadline.ToMilliseconds()) / 1000
+        if save.state == run_pb2.SAVE_STATE_DONE and after > 0:
+            took += f", {report.seconds(after)} after its deadline"
     return f"save {save.number}{step}: {_STATES.get(save.state, 'unknown')}{took}{stop}"
+
+
+def time_left(save: run_pb2.Save, now: float) -> str:
+    """Return the time until the deadline of a pending save: ``87 s left``; empty if it has no deadline.
+
+    Args:
+        save: the save.
+        now: seconds since 1970.
+    """
+    if not save.HasField("deadline") or save.HasField("ended_at"):
+        return ""
+    left = save.deadline.ToMilliseconds() / 1000 - now
+    if left <= 0:
+        return f"its deadline passed {report.seconds(-left)} ago"
+    return f"{report.seconds(left)} left"
 
 
 def asked_text(save: run_pb2.Save) -> str:

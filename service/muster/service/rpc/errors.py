@@ -58,6 +58,7 @@ CODES: dict[Reason, grpc.StatusCode] = {
     Reason.KEYS_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Reason.ROLE_TOO_LOW: grpc.StatusCode.PERMISSION_DENIED,
     Reason.RUN_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.NODE_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 RETRY_AFTER_MS = 500

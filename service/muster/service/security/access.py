@@ -12,6 +12,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.security.audit import CALL
+from muster.service.security.claims import Claims
 from muster.service.security.grants import Grant, Role
 from muster.service.security.identity.refusals import UNKNOWN, TokenRefused, unknown
 from muster.service.security.identity.verifier import Verifier
@@ -24,7 +25,10 @@ AUTHORIZATION = "authorization"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The requirements of one method. The ``run_id`` of the request, if it has one, is always checked."""
+    """The requirements of one method.
+
+    The ``run_id`` and the ``node_name`` of the request, if it has them, are always checked.
+    """
 
     role: Role
     shows: Literal["", "run", "runs", "barriers"] = ""
@@ -34,6 +38,7 @@ class Rule:
 
 
 VIEWS = Rule(role=Role.VIEWER)
+WATCHES = Rule(role=Role.WATCHER, shows="runs")
 WORKS = Rule(role=Role.WORKER)
 OPERATES = Rule(role=Role.OPERATOR)
 
@@ -48,6 +53,8 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.BarrierService/List": Rule(role=Role.VIEWER, shows="barriers"),
     "/muster.v1.RendezvousService/Get": VIEWS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": VIEWS,
+    # It asks only runs that the caller may touch, and only for a node that the caller may drain.
+    "/muster.v1.RunService/DrainNode": WATCHES,
     "/muster.v1.SessionService/Connect": WORKS,
     "/muster.v1.BarrierService/Arrive": WORKS,
     "/muster.v1.BarrierService/Abort": WORKS,
@@ -70,10 +77,9 @@ RULES: Mapping[str, Rule] = {
     # A rank that must end asks all ranks to save. Only an operator may withdraw such a request.
     "/muster.v1.RunService/RequestSave": WORKS,
     "/muster.v1.RunService/CancelSave": OPERATES,
-    "/muster.v1.RunService/DrainNode": WORKS,
-    "/muster.v1.RendezvousService/EvictNode": OPERATES,
     "/muster.v1.RunService/Evict": OPERATES,
     "/muster.v1.RunService/Forget": OPERATES,
+    "/muster.v1.RendezvousService/EvictNode": OPERATES,
 }
 """The rule of each method. A method that is not in the table needs an operator."""
 
@@ -163,15 +169,10 @@ class Access:
             raise unknown("unknown", "it is none of the tokens of the file")
         claims = await self._verifier.verify(token)
         # The tokens file may have changed while a key was fetched.
-        grant = self._tokens().of(claims, digest_of(token))
+        tokens = self._tokens()
+        grant = tokens.of(claims, digest_of(token))
         if grant is None:
-            raise TokenRefused(
-                Reason.TOKEN_UNKNOWN,
-                f"{claims.bearer} is nobody whom this coordinator lets in. Ask its operator for "
-                "a [[service_account]] or [[login]] in the tokens file.",
-                check="rules",
-                issuer=claims.issuer,
-            )
+            raise _nobody(claims) if tokens.rule_of(claims) is None else _without_node(claims)
         return grant
 
     @asynccontextmanager
@@ -253,11 +254,28 @@ def check_run(grant: Grant, run_id: str) -> None:
         raise refusal
 
 
-def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN401
-    """Check that the caller may touch the run of a request.
+def check_node(grant: Grant, name: str) -> None:
+    """Check that a grant is for a node.
 
     Raises:
-        Refusal: RUN_NOT_ALLOWED; or INVALID_ARGUMENT: the run is unknown.
+        Refusal: NODE_NOT_ALLOWED.
+    """
+    if not grant.allows_node(name):
+        which = f"node {report.shown(name)}" if name else "a node without a name"
+        refusal = Refusal(
+            Reason.NODE_NOT_ALLOWED,
+            f'token "{grant.name}" is for the nodes {", ".join(grant.nodes)}, and not for {which}. Use a '
+            "token for that node, or another node name.",
+        )
+        JOURNAL.refused(refusal.reason, "node", refusal.message)
+        raise refusal
+
+
+def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN401
+    """Check that the caller may touch the run and the node of a request.
+
+    Raises:
+        Refusal: RUN_NOT_ALLOWED or NODE_NOT_ALLOWED; or INVALID_ARGUMENT: the run is unknown.
     """
     if rule.holds:
         held = request.WhichOneof(rule.holds)
@@ -274,6 +292,9 @@ def check_request(grant: Grant, rule: Rule, request: Any) -> None:  # noqa: ANN4
     # If a response can be filtered, an empty run id means all runs that the caller may see.
     if run_id is not None and not (run_id == "" and rule.shows):
         check_run(grant, run_id)
+    node_name = getattr(request, "node_name", None)
+    if node_name is not None:
+        check_node(grant, node_name)
 
 
 def filtered(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: ANN401
@@ -287,6 +308,27 @@ def filtered(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: AN
     del shown[:]
     shown.extend(allowed)
     return response
+
+
+def _nobody(claims: Claims) -> TokenRefused:
+    return TokenRefused(
+        Reason.TOKEN_UNKNOWN,
+        f"{claims.bearer} is nobody whom this coordinator lets in. Ask its operator for "
+        "a [[service_account]] or [[login]] in the tokens file.",
+        check="rules",
+        issuer=claims.issuer,
+    )
+
+
+def _without_node(claims: Claims) -> TokenRefused:
+    return TokenRefused(
+        Reason.TOKEN_UNKNOWN,
+        f"the token of {claims.bearer} names no node, and a watcher's must. Kubernetes names the node in the "
+        "tokens of pods from version 1.30 on. Or ask the coordinator's operator for nodes in the "
+        "[[service_account]].",
+        check="node",
+        issuer=claims.issuer,
+    )
 
 
 def _revoked(grant: Grant) -> TokenRefused:

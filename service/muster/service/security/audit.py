@@ -31,7 +31,10 @@ MAX_TEXT = 256
 """Characters of a text from a caller."""
 MAX_KEYS = 8
 """Store keys that one entry names."""
-ABOUT = ("rank", "prefix", "sequence", "key", "reason", "force", "stop", "dry_run", "incarnation")
+ABOUT = (
+    *("rank", "prefix", "sequence", "key", "reason", "force", "stop", "dry_run", "incarnation"),
+    *("node_name", "notice_id", "only_if_spare"),
+)
 """The fields of a request that its entry shows. Values of stores and payloads are never shown."""
 OPEN = "OPEN"
 """The result of a stream at its begin: a session or a join. Another entry has its end."""

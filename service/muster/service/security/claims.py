@@ -45,6 +45,17 @@ class Claims:
             return report.shown(f"{account.namespace}/{account.name}")
         return report.shown(str(self.said["sub"]))
 
+    @property
+    def node(self) -> str | None:
+        """The node of the pod that the token was made for; None: the token names no node.
+
+        Kubernetes names it from version 1.30 on.
+        """
+        bound = self.said.get("kubernetes.io")
+        node = bound.get("node") if isinstance(bound, Mapping) else None
+        name = node.get("name") if isinstance(node, Mapping) else None
+        return name if isinstance(name, str) and name and name.isprintable() else None
+
     def holds(self, claim: str, value: str) -> bool:
         """Return whether a claim is this text, or a list with it."""
         said = self.said.get(claim)

@@ -1,4 +1,4 @@
-"""The rights of a caller: a role, and the runs that it is for."""
+"""The rights of a caller: a role, and the runs and nodes that it is for."""
 
 import enum
 from dataclasses import dataclass, field
@@ -8,11 +8,12 @@ from muster.service.security.patterns import matches
 
 
 class Role(enum.IntEnum):
-    """The role of a token. Each role includes the ones before it."""
+    """The role of a token. Each role includes the ones before it. The protocol has numbers of its own."""
 
     VIEWER = 1
-    WORKER = 2
-    OPERATOR = 3
+    WATCHER = 2
+    WORKER = 3
+    OPERATOR = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Grant:
     role: Role
     runs: tuple[str, ...] = ("*",)
     """Glob patterns of run ids."""
+    nodes: tuple[str, ...] = ()
+    """Glob patterns of node names, for a watcher."""
     digest: bytes = field(repr=False)
     """SHA-256 of the token."""
     claims: Claims | None = field(default=None, repr=False, compare=False)
@@ -31,6 +34,12 @@ class Grant:
     def allows(self, run_id: str) -> bool:
         """Return whether the bearer may touch this run."""
         return matches(run_id, self.runs)
+
+    def allows_node(self, name: str) -> bool:
+        """Return whether the bearer may drain this node: a watcher its own nodes, a higher role any node."""
+        if self.role > Role.WATCHER:
+            return True
+        return bool(name) and name.isprintable() and matches(name, self.nodes)
 
     @property
     def allows_all(self) -> bool:

@@ -1,4 +1,4 @@
-"""Patterns of run ids in tokens, for the coordinator and the command."""
+"""Patterns of run ids and node names in tokens, for the coordinator and the command."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,9 +8,14 @@ _PARTS = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 _WILD = re.compile(r"[*?\[]")
 
 
-def matches(run_id: str, patterns: Iterable[str]) -> bool:
-    """Return whether a run id matches one of some glob patterns."""
-    return any(fnmatchcase(run_id, pattern) for pattern in patterns)
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a run id or a node name matches one of some glob patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def literal(name: str) -> str:
+    """Return the pattern that only this name matches."""
+    return _WILD.sub(r"[\g<0>]", name)
 
 
 def overlap(one: str, other: str) -> bool:

@@ -62,6 +62,34 @@ class Table:
             raise FileError(f'{self.where}: runs must be a list of patterns, such as ["team-a-*"].')
         return tuple(runs)
 
+    def nodes(self, role: Role, *, required: bool = True) -> tuple[str, ...]:
+        """Return the patterns of a watcher's nodes.
+
+        Args:
+            role: the role of the table.
+            required: whether a watcher's table must have them.
+
+        Raises:
+            FileError: the field is missing, not a list of patterns, or in the table of another role.
+        """
+        nodes = self.said.get("nodes")
+        if role is not Role.WATCHER:
+            if nodes is not None:
+                raise FileError(
+                    f"{self.where}: nodes is for the role watcher, and its role is {role.name.lower()}. "
+                    "Remove nodes."
+                )
+            return ()
+        if nodes is None:
+            if required:
+                raise FileError(
+                    f'{self.where} needs nodes: the names of the nodes that it may drain, or ["*"] for all.'
+                )
+            return ()
+        if not isinstance(nodes, list) or not nodes or not all(map(_is_text, nodes)):
+            raise FileError(f'{self.where}: nodes must be a list of patterns, such as ["gpu-*"].')
+        return tuple(nodes)
+
     def text(self, field: str, what: str) -> str:
         """Return a required text.
 

@@ -1,4 +1,4 @@
-"""Bearer tokens: the roles and runs of callers, from a file.
+"""Bearer tokens: the roles, runs and nodes of callers, from a file.
 
 Only digests are kept. No log, error or repr has a token.
 """
@@ -43,19 +43,31 @@ class Tokens:
                 found = grant
         return found
 
+    def rule_of(self, claims: Claims) -> Rule | None:
+        """Return the first rule that covers an issuer's token."""
+        if not any(issuer.issued(claims) for issuer in self.issuers):
+            return None
+        return next((rule for rule in self.rules if rule.covers(claims)), None)
+
     def of(self, claims: Claims, digest: bytes) -> Grant | None:
-        """Return the grant of an issuer's token by the first rule that covers it.
+        """Return the grant of an issuer's token.
 
         Args:
             claims: the token's claims.
             digest: the token's digest.
+
+        Returns:
+            None: no rule covers the token, or its rule is for the node of a token that names no node.
         """
-        if not any(issuer.issued(claims) for issuer in self.issuers):
+        rule = self.rule_of(claims)
+        if rule is None:
             return None
-        for rule in self.rules:
-            if rule.covers(claims):
-                return Grant(name=claims.bearer, role=rule.role, runs=rule.runs, digest=digest, claims=claims)
-        return None
+        nodes = rule.nodes_of(claims)
+        if rule.role is Role.WATCHER and not nodes:
+            return None
+        return Grant(
+            name=claims.bearer, role=rule.role, runs=rule.runs, nodes=nodes, digest=digest, claims=claims
+        )
 
     def overlaps(self) -> list[str]:
         """Describe the workers that may touch each other's runs by accident."""
@@ -150,9 +162,9 @@ def _pairs(grants: Sequence[Grant]) -> list[tuple[Grant, Grant]]:
 
 
 def _grant(table: Table) -> Grant:
-    table.check_fields("name", "role", "runs", "token", "sha256")
-    name = table.name()
-    return Grant(name=name, role=table.role(), runs=table.runs(), digest=_digest(table))
+    table.check_fields("name", "role", "runs", "nodes", "token", "sha256")
+    name, role = table.name(), table.role()
+    return Grant(name=name, role=role, runs=table.runs(), nodes=table.nodes(role), digest=_digest(table))
 
 
 def _digest(table: Table) -> bytes:

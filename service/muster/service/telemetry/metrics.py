@@ -1,7 +1,7 @@
 """Prometheus metrics that events of the driver and the server update."""
 
-from collections.abc import Callable, Mapping
-from typing import ParamSpec, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from prometheus_client import (
     GC_COLLECTOR,
@@ -20,9 +20,8 @@ from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.telemetry.labels import PrefixLabels, RunLabels
+from muster.service.telemetry.trace_budget import TraceBudget
 from muster.service.version import VERSION
-
-P = ParamSpec("P")
 
 WAIT_BUCKETS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 COMMIT_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -51,7 +50,7 @@ class Metrics:
         self._runs = RunLabels(MAX_RUNS, self._end)
         self._prefixes: dict[str, PrefixLabels] = {}
         """By the label of the run."""
-        self._has_traces = False
+        self._budget: TraceBudget | None = None
         self._groups: dict[str, set[str]] = {}
         """The labels of prefixes that have series, by the label of the run."""
         group = ["run", "prefix"]
@@ -148,11 +147,14 @@ class Metrics:
         self._start_time.set(at)
 
     def link_traces(self) -> None:
-        """Name the trace of each barrier and round as the exemplar of its bucket, from now on."""
-        self._has_traces = True
+        """Name the trace of each traced barrier and round as the exemplar of its bucket, from now on."""
+        self._budget = TraceBudget()
 
-    def _exemplar(self, trace: Callable[P, int], *names: P.args, **more: P.kwargs) -> dict[str, str] | None:
-        return {"trace_id": trace_text(trace(*names, **more))} if self._has_traces else None
+    def _exemplar_of(self, decision: Decision) -> dict[str, str] | None:
+        if self._budget is None or not self._budget.admits(decision):
+            return None
+        trace = barrier_trace(decision.run_id, decision.prefix, decision.sequence)
+        return {"trace_id": trace_text(trace)}
 
     def run_labels(self, runs: Mapping[str, float | None]) -> dict[str, str]:
         """Return the label values of all runs. See :meth:`RunLabels.of_all`."""
@@ -206,7 +208,7 @@ class Metrics:
         run = self._run_label(decision.run_id)
         labels = run, self.prefix_label(run, decision.prefix)
         self._decisions.labels(*labels, decision.outcome.name).inc()
-        exemplar = self._exemplar(barrier_trace, decision.run_id, decision.prefix, decision.sequence)
+        exemplar = self._exemplar_of(decision)
         self._wait.labels(*labels).observe(decision.wait, exemplar)
         self._skew.labels(*labels).observe(decision.skew, exemplar)
         if decision.last_arrival_rank is not None:
@@ -216,7 +218,8 @@ class Metrics:
         """Count a complete round."""
         label = self._run_label(record.run_id)
         self._rounds.labels(label).inc()
-        exemplar = self._exemplar(round_trace, record.run_id, record.round)
+        trace = round_trace(record.run_id, record.round)
+        exemplar = {"trace_id": trace_text(trace)} if self._budget is not None else None
         self._join.labels(label).observe(record.join_seconds, exemplar)
 
     def noticed(self, notice: Notice) -> None:

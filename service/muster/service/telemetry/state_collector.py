@@ -93,6 +93,11 @@ class StateCollector(Collector):
                 "Time since the save was asked for that the run's ranks are still to make.",
                 labels=["run"],
             ),
+            "deadline": GaugeMetricFamily(
+                "muster_run_save_left_seconds",
+                "Time until the deadline of the save that the run's ranks are still to make; below 0: late.",
+                labels=["run"],
+            ),
             "saved": GaugeMetricFamily(
                 "muster_run_saved_step",
                 "The step at which all ranks made the save that was asked for last.",
@@ -250,6 +255,8 @@ def _add_save(families: Mapping[str, GaugeMetricFamily], run_label: str, save: S
     """
     if save.state.stands:
         families["asked"].add_metric([run_label], max(0.0, now - save.asked_at))
+        if save.deadline is not None:
+            families["deadline"].add_metric([run_label], save.deadline - now)
     elif save.state is SaveState.DONE and save.step is not None and save.ended_at is not None:
         families["saved"].add_metric([run_label], save.step)
         families["took"].add_metric([run_label], max(0.0, save.ended_at - save.asked_at))

@@ -8,6 +8,7 @@ from muster.client.trace_ids import barrier_trace, round_trace, span_id
 from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.records import RoundRecord
+from muster.service.telemetry.trace_budget import TraceBudget
 
 
 class Spans(Protocol):
@@ -19,7 +20,7 @@ class Spans(Protocol):
 
 
 class Traces:
-    """Makes one span for every barrier and every rendezvous round, however many ranks there are.
+    """Makes one span for each traced barrier and every rendezvous round, however many ranks there are.
 
     Args:
         spans: takes them.
@@ -29,9 +30,12 @@ class Traces:
     def __init__(self, spans: Spans, now: Callable[[], float]) -> None:
         self._spans = spans
         self._now = now
+        self._budget = TraceBudget()
 
     def decided(self, decision: Decision) -> None:
         """Make the span of a barrier: from its first arrival until its decision is durable and sent."""
+        if not self._budget.admits(decision):
+            return
         trace = barrier_trace(decision.run_id, decision.prefix, decision.sequence)
         start = decision.decided_at - decision.wait
         attributes: dict[str, Attribute] = {

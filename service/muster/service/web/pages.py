@@ -16,7 +16,7 @@ from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import MemberState, MissingState, Save
 from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.formatting import cells
-from muster.service.formatting.requested_saves import asked_text, save_text
+from muster.service.formatting.requested_saves import asked_text, save_text, time_left
 from muster.service.formatting.rounds import rounds_of
 from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.insight import words as insight_words
@@ -236,7 +236,7 @@ def run_page(data: RunData, root: str) -> str:
         members=_members(data),
         rendezvous=data.rendezvous,
         rounds=rounds_of(rendezvous_to_pb(data.rendezvous)),
-        save=_save(data.run.save) if data.run.save is not None else "",
+        save=_save(data.run.save, data.taken_at) if data.run.save is not None else "",
         standstill=_standstill(data),
     )
 
@@ -249,10 +249,12 @@ def _standstill(data: RunData) -> str:
     return cells.standstill(steps.lowest, steps.highest, steps.lowest_rank, data.still)
 
 
-def _save(save: Save) -> str:
-    """Describe the newest requested save."""
+def _save(save: Save, now: float) -> str:
+    """Describe the newest requested save. ``now``: seconds since 1970."""
     shown = save_to_pb(save)
-    return f"{save_text(shown)} (asked for by {asked_text(shown)})"
+    left = time_left(shown, now)
+    late = f". At its deadline, the {shown.late}" if shown.late else ""
+    return f"{save_text(shown)}{f'; {left}' if left else ''} (asked for by {asked_text(shown)}){late}"
 
 
 def stacks_page(data: StacksData, root: str) -> str:

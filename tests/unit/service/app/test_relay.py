@@ -90,6 +90,7 @@ async def test_relay_forwards_only_calls_of_workers(method: str):
     assert await outcome(authenticator, method, Role.WORKER) == expected
     assert await outcome(authenticator, method, Role.OPERATOR) == expected
     looks = rule.role is Role.VIEWER
+    assert await outcome(authenticator, method, Role.WATCHER) == (expected if looks else "ROLE_TOO_LOW")
     assert await outcome(authenticator, method, Role.VIEWER) == (expected if looks else "ROLE_TOO_LOW")
 
 

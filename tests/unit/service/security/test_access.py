@@ -4,17 +4,22 @@ import asyncio
 import hashlib
 
 import pytest
+from structlog.testing import capture_logs
 
 from lab.patience import PATIENCE
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security import access
-from muster.service.security.access import OPERATES, RULES, VIEWS, WORKS, Access, Rule
+from muster.service.security.access import OPERATES, RULES, VIEWS, WATCHES, WORKS, Access, Rule
 from muster.service.security.grants import Grant, Role
+from muster.service.security.journal import Journal
 from muster.service.security.tokens import Tokens
-from muster.v1 import barrier_pb2, run_pb2, store_pb2
+from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2, store_pb2
 
 SECRET = "s3cr3t-0123456789-abcdef"
+
+
+DRAIN = "/muster.v1.RunService/DrainNode"
 
 
 def grant(role: Role = Role.WORKER, *runs: str, token: str = SECRET) -> Grant:
@@ -42,7 +47,9 @@ def test_roles_are_those_of_the_documentation():
         "/muster.v1.RunService/CancelSave",
         "/muster.v1.RunService/Evict",
         "/muster.v1.RunService/Forget",
+        "/muster.v1.RendezvousService/EvictNode",
     }
+    assert [method for method, rule in RULES.items() if rule.role is Role.WATCHER] == [DRAIN]
     viewers = {method.removeprefix("/muster.v1.") for method in METHODS if RULES[method].role is Role.VIEWER}
     assert viewers == {
         "RunService/List",
@@ -95,7 +102,9 @@ def test_caller_is_known_by_its_token():
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize(("rule", "method"), [(VIEWS, "Get"), (WORKS, ""), (OPERATES, "Evict")])
+@pytest.mark.parametrize(
+    ("rule", "method"), [(VIEWS, "Get"), (WATCHES, "DrainNode"), (WORKS, ""), (OPERATES, "Evict")]
+)
 def test_role_must_be_high_enough(role: Role, rule: Rule, method: str):
     name = f"/muster.v1.RunService/{method}" if method else "/muster.v1.BarrierService/Abort"
     if role >= rule.role:
@@ -141,6 +150,126 @@ def test_run_id_in_a_refusal_cannot_speak_to_a_terminal():
     with pytest.raises(Refusal) as caught:
         access.check_run(grant(Role.VIEWER, "a"), "\x1b[2J")
     assert "\\x1b[2J" in caught.value.message
+
+
+# ---------------------------------------------------------------------- nodes
+
+
+def watcher(*nodes: str, runs: tuple[str, ...] = ("*",)) -> Grant:
+    digest = hashlib.sha256(SECRET.encode()).digest()
+    return Grant(name="watcher", role=Role.WATCHER, runs=runs, nodes=nodes, digest=digest)
+
+
+@pytest.mark.parametrize("method", sorted({*RULES} - {DRAIN}))
+def test_watcher_may_call_what_a_viewer_may_and_drain_nodes(method: str):
+    guarded = guard(watcher("*"))
+    assert admit(guarded, DRAIN, bearing()).role is Role.WATCHER
+    if RULES[method].role is Role.VIEWER:
+        admit(guarded, method, bearing())
+    else:
+        assert refusal_of(admit, guarded, method, bearing()) is Reason.ROLE_TOO_LOW
+
+
+@pytest.mark.parametrize(
+    ("nodes", "name", "allowed"),
+    [
+        (("node-1",), "node-1", True),
+        (("node-1",), "node-10", False),
+        (("node-1",), "node-", False),
+        (("node-1",), "node-1\n", False),
+        (("node-1",), "node-1\0", False),
+        (("node-1",), " node-1", False),
+        (("node-1",), "Node-1", False),
+        (("node-1",), "node-1.other.example", False),
+        (("node-1",), "*", False),
+        (("node-1",), "node-?", False),
+        (("node-1",), "node-[1]", False),
+        (("node-1",), "", False),
+        (("gpu-*", "spot-?"), "gpu-7", True),
+        (("gpu-*", "spot-?"), "spot-7", True),
+        (("gpu-*", "spot-?"), "spot-77", False),
+        (("gpu-*",), "gpu-7\n", False),
+        (("gpu-*",), "GPU-7", False),
+        (("*",), "anything", True),
+        (("*",), "*", True),
+        (("*",), "", False),
+        (("*",), "node-1\x1b[2J", False),
+        (("node-[12]",), "node-2", True),
+        (("node-[12]",), "node-[12]", False),
+        (("node-[[]1]",), "node-[1]", True),
+        (("node-1",), "node-1" * 100_000, False),
+    ],
+)
+def test_watcher_names_only_its_own_nodes(nodes: tuple[str, ...], name: str, allowed: bool):
+    request = run_pb2.DrainNodeRequest(node_name=name)
+    mine = watcher(*nodes)
+    if allowed:
+        access.check_request(mine, WATCHES, request)
+    else:
+        assert refusal_of(access.check_request, mine, WATCHES, request) is Reason.NODE_NOT_ALLOWED
+
+
+@pytest.mark.parametrize("role", [Role.WORKER, Role.OPERATOR])
+@pytest.mark.parametrize("name", ["node-1", "any", "", "\n"])
+def test_higher_role_names_any_node(role: Role, name: str):
+    """The core refuses names that no node can have."""
+    access.check_request(grant(role), WATCHES, run_pb2.DrainNodeRequest(node_name=name))
+    evict = rendezvous_pb2.EvictNodeRequest(run_id="a", node_name=name)
+    access.check_request(grant(role), OPERATES, evict)
+
+
+def test_viewer_names_no_node():
+    """Its role is checked before. This holds without that check, too."""
+    request = run_pb2.DrainNodeRequest(node_name="node-1")
+    assert refusal_of(access.check_request, grant(Role.VIEWER), WATCHES, request) is Reason.NODE_NOT_ALLOWED
+
+
+def test_patterns_of_runs_and_of_nodes_hold_together():
+    mine = watcher("node-1", runs=("a-*",))
+    access.check_request(mine, WATCHES, run_pb2.DrainNodeRequest(node_name="node-1"))
+    # A pattern of nodes opens no run, and a pattern of runs opens no node.
+    assert not mine.allows("node-1")
+    assert not mine.allows_node("a-1")
+    both = rendezvous_pb2.EvictNodeRequest(run_id="b-1", node_name="node-1")
+    assert refusal_of(access.check_request, mine, OPERATES, both) is Reason.RUN_NOT_ALLOWED
+    both = rendezvous_pb2.EvictNodeRequest(run_id="a-1", node_name="node-2")
+    assert refusal_of(access.check_request, mine, OPERATES, both) is Reason.NODE_NOT_ALLOWED
+    runs = [run_pb2.DrainedRun(run_id=run_id) for run_id in ("a-1", "b")]
+    shown = access.filtered(mine, WATCHES, run_pb2.DrainNodeResponse(runs=runs))
+    assert shown is not None
+    assert [run.run_id for run in shown.runs] == ["a-1"]
+
+
+def test_refused_node_is_named_with_the_allowed_ones_and_logged(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(access, "JOURNAL", Journal())
+    for name, which in (
+        ("node-10", "node node-10"),
+        ("\x1b[2J", r"node \x1b[2J"),
+        ("x" * 5_000, f"node {'x' * 80}…"),
+        ("", "a node without a name"),
+    ):
+        with capture_logs() as logged, pytest.raises(Refusal) as caught:
+            access.check_node(watcher("node-1", "spot-*"), name)
+        assert caught.value.message == (
+            f'token "watcher" is for the nodes node-1, spot-*, and not for {which}. '
+            "Use a token for that node, or another node name."
+        )
+        (line,) = logged
+        assert (line["event"], line["reason"], line["check"], line["message"]) == (
+            *("token.refused", "NODE_NOT_ALLOWED", "node"),
+            caught.value.message,
+        )
+
+
+@pytest.mark.parametrize("nodes", [("node-2",), ("node-1", "node-2"), ()])
+async def test_grant_whose_nodes_changed_counts_as_revoked(nodes: tuple[str, ...]):
+    mine = watcher("node-1")
+    checks = guard(mine)
+    with pytest.raises(Refusal) as caught:
+        async with checks.while_granted(mine):
+            checks.revoke(Tokens((watcher(*nodes),)))
+            await asyncio.Event().wait()
+    assert caught.value.reason is Reason.TOKEN_UNKNOWN
 
 
 # ---------------------------------------------------------------------- tokens that are taken away

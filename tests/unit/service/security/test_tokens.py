@@ -13,6 +13,7 @@ from muster.service.security.context import SecurityContext
 from muster.service.security.files import FileError
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens, bearer
+from muster.v1 import coordinator_pb2
 
 SECRET = "s3cr3t-0123456789-abcdef"
 DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()
@@ -77,10 +78,29 @@ def test_runs_are_glob_patterns(runs: tuple[str, ...], run_id: str, allowed: boo
 
 
 def test_each_role_may_do_what_the_ones_before_it_may():
-    assert Role.VIEWER < Role.WORKER < Role.OPERATOR
+    assert Role.VIEWER < Role.WATCHER < Role.WORKER < Role.OPERATOR
+
+
+def test_each_role_has_a_number_of_the_protocol():
+    """The numbers that release 0.1.0 has stay, so that they do not order the roles."""
+    assert {name.removeprefix("ROLE_") for name in coordinator_pb2.Role.keys()[1:]} == {*Role.__members__}
+    numbers = [coordinator_pb2.Role.Value(f"ROLE_{role.name}") for role in Role]
+    assert numbers == [1, 4, 2, 3]
 
 
 ENTRY = f'[[token]]\nname = "n"\nrole = "viewer"\ntoken = "{SECRET}"\n'
+WATCHER = ENTRY.replace("viewer", "watcher")
+
+
+def test_watcher_is_for_its_nodes(file: Path):
+    known = loaded(file, f'{WATCHER}runs = ["a-*"]\nnodes = ["node-1", "spot-*"]\n')
+    (grant,) = known.grants
+    assert (grant.role, grant.runs, grant.nodes) == (Role.WATCHER, ("a-*",), ("node-1", "spot-*"))
+    again = loaded(file, f'{WATCHER}runs = ["a-*"]\nnodes = ["node-1", "spot-*"]\n')
+    assert again.is_still_valid(grant)
+    for nodes in ('["node-1"]', '["*"]', '["spot-*", "node-1"]'):
+        changed = loaded(file, f'{WATCHER}runs = ["a-*"]\nnodes = {nodes}\n')
+        assert not changed.is_still_valid(grant)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +113,21 @@ ENTRY = f'[[token]]\nname = "n"\nrole = "viewer"\ntoken = "{SECRET}"\n'
         (f'token = "{SECRET}', "is not TOML"),
         (ENTRY.replace('"n"', "7"), "token 1 needs a name"),
         (ENTRY.replace('"n"', r'"\u001b"'), "token 1 needs a name"),
-        (ENTRY.replace("viewer", "admin"), 'token 1 ("n") needs a role: one of viewer, worker, operator'),
+        (
+            ENTRY.replace("viewer", "admin"),
+            'token 1 ("n") needs a role: one of viewer, watcher, worker, operator',
+        ),
+        (
+            f'{ENTRY}nodes = ["node-1"]\n',
+            'token 1 ("n"): nodes is for the role watcher, and its role is viewer',
+        ),
+        (f"{ENTRY}nodes = []\n", "nodes is for the role watcher"),
+        (WATCHER, 'token 1 ("n") needs nodes: the names of the nodes that it may drain, or ["*"] for all'),
+        (f"{WATCHER}nodes = []\n", 'nodes must be a list of patterns, such as ["gpu-*"]'),
+        (f'{WATCHER}nodes = "{SECRET}"\n', "nodes must be a list of patterns"),
+        (f'{WATCHER}nodes = [""]\n', "nodes must be a list of patterns"),
+        (f'{WATCHER}nodes = ["a", "b\\n"]\n', "nodes must be a list of patterns"),
+        (f"{WATCHER}nodes = [7]\n", "nodes must be a list of patterns"),
         (f"{ENTRY}runs = []\n", "runs must be a list of patterns"),
         (f'{ENTRY}runs = "a"\n', "runs must be a list of patterns"),
         (f'{ENTRY}sha256 = "{DIGEST}"\n', "needs either token or sha256"),

@@ -45,6 +45,7 @@ FAMILIES = {
     "muster_run_step_spread": "gauge",
     "muster_run_still_seconds": "gauge",
     "muster_run_save_asked_seconds": "gauge",
+    "muster_run_save_left_seconds": "gauge",
     "muster_run_saved_step": "gauge",
     "muster_run_save_seconds": "gauge",
     "muster_checkpoint_committed_step": "gauge",

@@ -1,6 +1,7 @@
 """The spans of barriers and rounds, without an exporter."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.openmetrics.exposition import generate_latest
@@ -11,6 +12,7 @@ from muster.client.trace_ids import barrier_trace, round_trace, trace_text
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.telemetry.metrics import Metrics
+from muster.service.telemetry.trace_budget import MAX_RELEASED_PER_SECOND
 from muster.service.telemetry.traces import Traces
 
 
@@ -60,6 +62,21 @@ def test_round_is_one_span_from_first_join_to_completion(spans: KeptSpans):
     assert span.trace == round_trace("job1", 3)
     assert (span.start, span.end) == (997.5, 1000.0)
     assert span.attributes["muster.nodes"] == 8
+
+
+def test_released_barriers_beyond_the_budget_of_a_second_are_not_traced(spans: KeptSpans, metrics: Metrics):
+    traces = Traces(spans, lambda: 0.0)
+    metrics.link_traces()
+    for at in (1000.0, 1000.9, 1001.0):
+        for number in range(MAX_RELEASED_PER_SECOND):
+            one = replace(records.decision(outcome=Outcome.RELEASED), decided_at=at, sequence=number)
+            traces.decided(one)
+            metrics.decided(one)
+    assert len(spans.spans) == 2 * MAX_RELEASED_PER_SECOND
+    failed = [replace(records.decision(), decided_at=1000.0, sequence=number) for number in range(100)]
+    for one in failed:
+        traces.decided(one)
+    assert len(spans.spans) == 2 * MAX_RELEASED_PER_SECOND + 100
 
 
 def exemplars(metrics: Metrics) -> set[str]:

@@ -6,19 +6,17 @@ from typing import Annotated
 import typer
 
 from muster.service.cli import options
+from muster.service.cli.actions.waiting import WaitError, wait_for_save
 from muster.service.cli.client.caller import caller
-from muster.service.cli.client.coordinator_client import Client, connect
+from muster.service.cli.client.coordinator_client import connect
 from muster.service.cli.client.credentials import connecting
 from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.views.table import document, emit
 from muster.service.core.vocabulary import report
 from muster.service.formatting.requested_saves import save_text
-from muster.service.wire import as_dict
+from muster.service.wire import as_dict, milliseconds
 from muster.v1 import run_pb2
-
-POLL_INTERVAL = 0.5
-"""Seconds between two polls of whether the save is done."""
 
 Stop = Annotated[bool, typer.Option("--stop", help="End training after the save.")]
 AcrossGenerations = Annotated[
@@ -26,6 +24,16 @@ AcrossGenerations = Annotated[
     typer.Option(
         "--across-generations",
         help="With --stop: keep the request if the job restarts first; otherwise it lapses then.",
+    ),
+]
+Deadline = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="When the save must be complete, from now. Ranks are told, and those that are late are named.  "
+        "[default: no deadline]",
+        show_default=False,
     ),
 ]
 Cancel = Annotated[bool, typer.Option("--cancel", help="Withdraw the request.")]
@@ -45,6 +53,7 @@ def save(
     run: options.Run,
     stop: Stop = False,
     across_generations: AcrossGenerations = False,
+    deadline: Deadline = 0.0,
     cancel: Cancel = False,
     reason: options.Reason = "",
     wait: Wait = 0.0,
@@ -56,8 +65,8 @@ def save(
 
     Their training loops must have a SavePoint. The request is kept until all have saved.
     """
-    if cancel and (stop or wait):
-        fail("--cancel withdraws the request: give neither --stop nor --wait with it", Exit.USAGE)
+    if cancel and (stop or wait or deadline):
+        fail("--cancel withdraws the request: give no --stop, --wait or --deadline with it", Exit.USAGE)
     if across_generations and not stop:
         fail("--across-generations is for a request with --stop; any other is kept anyway", Exit.USAGE)
     with connect(endpoint, timeout) as client:
@@ -65,28 +74,17 @@ def save(
             asked = client.cancel_save(run_pb2.CancelSaveRequest(run_id=run, reason=reason)).save
         else:
             request = run_pb2.RequestSaveRequest(
-                run_id=run, stop=stop, by=caller(), reason=reason, across_generations=across_generations
+                run_id=run,
+                stop=stop,
+                by=caller(),
+                reason=reason,
+                across_generations=across_generations,
+                deadline_ms=milliseconds(deadline),
             )
             asked = client.request_save(request).save
             if wait:
-                asked = _wait_for(client, run, wait)
+                try:
+                    asked = wait_for_save(client, run, time.monotonic() + wait, report.seconds(wait))
+                except WaitError as error:
+                    fail(error.message, error.code)
     emit(document(as_dict(asked)) if output is Output.JSON else f"run {run}: {save_text(asked)}")
-
-
-def _wait_for(client: Client, run: str, wait: float) -> run_pb2.Save:
-    """Return the save when all ranks are done. If they are not in time, end the command."""
-    deadline = time.monotonic() + wait
-    while True:
-        now = client.run(run).run.save
-        # If a newer request has replaced this one, wait for that.
-        if now.state == run_pb2.SAVE_STATE_DONE:
-            return now
-        if now.state in (run_pb2.SAVE_STATE_WITHDRAWN, run_pb2.SAVE_STATE_LAPSED):
-            fail(f"run {run}: {save_text(now)}", Exit.CLOSED)
-        if time.monotonic() >= deadline:
-            fail(
-                f"run {run}: {save_text(now)}, and not done within {report.seconds(wait)}\n"
-                f"  next: {report.command('stack', run)}",
-                Exit.TIMED_OUT,
-            )
-        time.sleep(POLL_INTERVAL)

@@ -206,6 +206,10 @@ class Client:
         """Ask all ranks of a run to save at one step; a repeated request changes nothing."""
         return self._call(lambda services: services.runs.RequestSave, request)
 
+    def drain_node(self, request: run_pb2.DrainNodeRequest) -> run_pb2.DrainNodeResponse:
+        """Ask all runs on a node to save; a repeated request changes nothing."""
+        return self._call(lambda services: services.runs.DrainNode, request)
+
     def cancel_save(self, request: run_pb2.CancelSaveRequest) -> run_pb2.CancelSaveResponse:
         """Withdraw the request to save."""
         unknown = (

@@ -26,6 +26,11 @@ SLOW_COMMIT = 0.1
 """Median seconds of a commit above which storage counts as slow: every decision waits for a commit."""
 CLOCK_WARNING = 1.0
 """Seconds that two clocks may differ, beyond the uncertainty of the call itself."""
+TOO_LOW_FOR_JOBS = {
+    coordinator_pb2.ROLE_VIEWER: "this token is read-only",
+    coordinator_pb2.ROLE_WATCHER: "this token is for muster watch",
+}
+"""What the roles are for that a job cannot use."""
 
 
 class Result(enum.StrEnum):
@@ -226,9 +231,11 @@ def token(caller: coordinator_pb2.Caller, run_id: str) -> Check:
     roles = {number: name.removeprefix("ROLE_").lower() for name, number in coordinator_pb2.Role.items()}
     message = f'"{caller.token_name}" has the role {roles.get(caller.role, caller.role)}'
     message += f" for the runs {', '.join(caller.run_patterns)}"
+    if caller.node_patterns:
+        message += f" on the nodes {', '.join(caller.node_patterns)}"
     steps = []
-    if caller.role < coordinator_pb2.ROLE_WORKER:
-        steps.append("this token is read-only; jobs need a token of role worker")
+    if caller.role in TOO_LOW_FOR_JOBS:
+        steps.append(f"{TOO_LOW_FOR_JOBS[caller.role]}; jobs need a token of role worker")
     if run_id and not matches(run_id, caller.run_patterns):
         message += f", and MUSTER_RUN_ID is {report.shown(run_id)}"
         steps.append("use a token for that run, or another run id")

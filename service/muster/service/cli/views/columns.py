@@ -158,6 +158,7 @@ MEMBERS: list[Column[run_pb2.Member]] = [
     Column(title="SINCE", cell=lambda member: duration(member.since_ms)),
     Column(title="STEP", cell=member_step),
     Column(title="AT IT FOR", cell=_step_age, wide=True),
+    Column(title="NODE NAME", cell=lambda member: member.node_name or NOTHING, wide=True),
     Column(title="GENERATION", cell=lambda member: str(member.generation), wide=True),
     Column(title="ORDINAL", cell=lambda member: str(member.ordinal), wide=True),
     Column(title="INCARNATION", cell=lambda member: member.incarnation, wide=True),

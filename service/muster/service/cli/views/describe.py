@@ -1,5 +1,6 @@
 """``muster describe``: all details of one run, barrier or member."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -15,7 +16,7 @@ from muster.service.cli.views.table import Column, Table, colorful, document, em
 from muster.service.core.vocabulary import report
 from muster.service.formatting.cells import NOTHING, duration, ranks, standstill
 from muster.service.formatting.checkpoints import checkpoints_text
-from muster.service.formatting.requested_saves import asked_text, save_text
+from muster.service.formatting.requested_saves import asked_text, save_text, time_left
 from muster.service.formatting.rounds import current_state
 from muster.service.wire import as_dict, missing_from_pb, node_from_pb
 from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
@@ -212,6 +213,11 @@ def _save(save: run_pb2.Save) -> str:
         "Asked by": asked_text(save),
         "At": save.asked_at.ToJsonString(),
     }
+    if save.HasField("deadline"):
+        left = time_left(save, time.time())
+        shown["Deadline"] = f"{save.deadline.ToJsonString()}{f' ({left})' if left else ''}"
+    if save.late:
+        shown["Late"] = report.printable(save.late)
     return f"Save:\n{indented(fields(shown))}"
 
 

@@ -51,6 +51,7 @@ class Reason(enum.StrEnum):
     KEYS_UNAVAILABLE = enum.auto()
     ROLE_TOO_LOW = enum.auto()
     RUN_NOT_ALLOWED = enum.auto()
+    NODE_NOT_ALLOWED = enum.auto()
 
 
 class Refusal(Exception):

@@ -56,5 +56,9 @@ def _times(seconds: list[float]) -> coordinator_pb2.CommitTimes:
 def _caller(grant: Grant | None) -> coordinator_pb2.Caller | None:
     if grant is None:
         return None
-    role = coordinator_pb2.Role.ValueType(grant.role)
-    return coordinator_pb2.Caller(token_name=grant.name, role=role, run_patterns=grant.runs)
+    return coordinator_pb2.Caller(
+        token_name=grant.name,
+        role=coordinator_pb2.Role.Value(f"ROLE_{grant.role.name}"),
+        run_patterns=grant.runs,
+        node_patterns=grant.nodes,
+    )

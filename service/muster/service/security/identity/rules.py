@@ -10,6 +10,7 @@ from muster.service.address import Address
 from muster.service.security.claims import Claims
 from muster.service.security.files import FileError
 from muster.service.security.grants import Role
+from muster.service.security.patterns import literal
 from muster.service.security.tables import Table
 
 AUDIENCE = "muster"
@@ -62,6 +63,8 @@ class ServiceAccounts:
     account: str
     role: Role
     runs: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    """Glob patterns of a watcher's nodes; empty: the node that the token names."""
 
     @property
     def bearers(self) -> str:
@@ -78,6 +81,12 @@ class ServiceAccounts:
             and fnmatchcase(account.name, self.account)
         )
 
+    def nodes_of(self, claims: Claims) -> tuple[str, ...]:
+        """Return the patterns of the nodes that the bearer of a covered token may drain."""
+        if self.role is not Role.WATCHER or self.nodes or claims.node is None:
+            return self.nodes
+        return (literal(claims.node),)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
@@ -88,6 +97,8 @@ class Login:
     """Claims that the token must have, all of them."""
     role: Role
     runs: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    """Glob patterns of a watcher's nodes."""
 
     @property
     def bearers(self) -> str:
@@ -97,6 +108,10 @@ class Login:
     def covers(self, claims: Claims) -> bool:
         """Return whether this rule covers the bearer of a token."""
         return claims.issuer == self.issuer and all(claims.holds(*one) for one in self.claims.items())
+
+    def nodes_of(self, claims: Claims) -> tuple[str, ...]:
+        """Return the patterns of the nodes that the bearer of a covered token may drain."""
+        return self.nodes
 
 
 Rule = ServiceAccounts | Login
@@ -152,13 +167,15 @@ def service_accounts(table: Table, issuers: tuple[Issuer, ...]) -> ServiceAccoun
     Raises:
         FileError: the table is invalid.
     """
-    table.check_fields("issuer", "namespace", "account", "role", "runs")
+    table.check_fields("issuer", "namespace", "account", "role", "runs", "nodes")
+    role = table.role()
     return ServiceAccounts(
         issuer=_issuer_of(table, issuers),
         namespace=table.text("namespace", 'a namespace, or a pattern such as "team-*"'),
         account=table.text("account", 'the name of a service account, or a pattern such as "*"'),
-        role=table.role(),
+        role=role,
         runs=table.runs(),
+        nodes=table.nodes(role, required=False),
     )
 
 
@@ -168,12 +185,14 @@ def login(table: Table, issuers: tuple[Issuer, ...]) -> Login:
     Raises:
         FileError: the table is invalid.
     """
-    table.check_fields("issuer", "claims", "role", "runs")
+    table.check_fields("issuer", "claims", "role", "runs", "nodes")
+    role = table.role()
     return Login(
         issuer=_issuer_of(table, issuers),
         claims=table.texts("claims", '{ groups = "ml-operators" }'),
-        role=table.role(),
+        role=role,
         runs=table.runs(),
+        nodes=table.nodes(role),
     )
 
 

@@ -260,6 +260,7 @@ def test_doctor_names_the_relay_that_forwards_calls():
         ),
         (pb.ROLE_VIEWER, "", Result.WARNING, "has the role viewer for", ["a token of role worker"]),
         (pb.ROLE_VIEWER, "c", Result.WARNING, "MUSTER_RUN_ID is c", ["of role worker", "for that run"]),
+        (pb.ROLE_WATCHER, "", Result.WARNING, "has the role watcher for", ["for muster watch; jobs need"]),
         (pb.Role.ValueType(9), "b", Result.OK, "has the role 9 for", []),
     ],
 )
@@ -273,6 +274,13 @@ def test_a_token_with_which_a_job_is_refused_is_a_warning(
     assert bool(check.next) is bool(steps)
     for step in steps:
         assert step in check.next
+
+
+def test_nodes_of_a_watcher_are_shown():
+    caller = pb.Caller(
+        token_name="w", role=pb.ROLE_WATCHER, run_patterns=["*"], node_patterns=["node-1", "spot-*"]
+    )
+    assert token(caller, "").message == '"w" has the role watcher for the runs * on the nodes node-1, spot-*'
 
 
 def test_one_that_refuses_us_says_why():

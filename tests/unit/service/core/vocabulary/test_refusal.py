@@ -59,6 +59,7 @@ def test_reasons_are_stable():
         "KEYS_UNAVAILABLE",
         "ROLE_TOO_LOW",
         "RUN_NOT_ALLOWED",
+        "NODE_NOT_ALLOWED",
     ]
 
 

@@ -1,6 +1,7 @@
 """The tables of issuers in the tokens file, and the bearers that a rule covers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ account = "*"
 role = "worker"
 runs = ["team-a-*"]
 """
+WATCHER = ACCOUNT.replace("worker", "watcher")
 LOGIN = """[[login]]
 claims = { groups = "ml-operators" }
 role = "operator"
@@ -93,7 +95,14 @@ SECOND = ISSUER.replace("cluster", "second")
         (ISSUER + "secret-0123 = 1\n", "1 unknown fields"),
         (ISSUER + ACCOUNT.replace("namespace", "#"), "service_account 1 needs namespace"),
         (ISSUER + ACCOUNT.replace("account =", "# ="), "service_account 1 needs account"),
-        (ISSUER + ACCOUNT.replace('"worker"', '"king"'), "needs a role: one of viewer, worker, operator"),
+        (
+            ISSUER + ACCOUNT.replace('"worker"', '"king"'),
+            "needs a role: one of viewer, watcher, worker, operator",
+        ),
+        (ISSUER + ACCOUNT + 'nodes = ["*"]\n', "nodes is for the role watcher, and its role is worker"),
+        (ISSUER + WATCHER + "nodes = []\n", "service_account 1: nodes must be a list of patterns"),
+        (ISSUER + LOGIN.replace('"operator"', '"watcher"'), "login 1 needs nodes: the names of the nodes"),
+        (ISSUER + LOGIN + 'nodes = ["*"]\n', "nodes is for the role watcher, and its role is operator"),
         (ISSUER + ACCOUNT.replace('["team-a-*"]', "[]"), "runs must be a list of patterns"),
         (ISSUER + LOGIN.replace("claims", "#"), "login 1 needs claims: a table of texts"),
         (ISSUER + LOGIN.replace('{ groups = "ml-operators" }', "{}"), "login 1 needs claims"),
@@ -150,6 +159,74 @@ def test_namespace_and_account_are_patterns(namespace: str, account: str, covere
 def test_login_must_hold_every_claim(wanted: dict[str, str], said: dict[str, object], covered: bool):
     rule = Login(issuer="cluster", claims=wanted, role=Role.VIEWER, runs=("*",))
     assert rule.covers(claims("ann", **said)) is covered
+
+
+def bound(node: object) -> dict[str, Any]:
+    """What Kubernetes says of the pod that a token was made for."""
+    return {"kubernetes.io": {"namespace": "team-a", "node": node, "pod": {"name": "p", "uid": "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("said", "node"),
+    [
+        (bound({"name": "node-1", "uid": "2"}), "node-1"),
+        ({}, None),
+        (bound(None), None),
+        (bound({}), None),
+        (bound("node-1"), None),
+        (bound(["name"]), None),
+        (bound({"name": 7}), None),
+        (bound({"name": ""}), None),
+        (bound({"name": ["node-1"]}), None),
+        (bound({"name": "node-1\n"}), None),
+        ({"kubernetes.io": "node-1"}, None),
+        ({"kubernetes.io": None}, None),
+        ({"node": {"name": "node-1"}}, None),
+    ],
+)
+def test_node_is_the_one_of_the_pod(tmp_path: Path, said: dict[str, Any], node: str | None):
+    known = loaded(tmp_path, ISSUER + WATCHER)
+    mine = claims(**said)
+    assert mine.node == node
+    found = known.of(mine, b"")
+    assert (found is None) is (node is None)
+    assert known.rule_of(mine) is known.rules[0]
+    if found is not None:
+        assert (found.role, found.runs, found.nodes) == (Role.WATCHER, ("team-a-*",), ("node-1",))
+        assert known.is_still_valid(found)
+        assert not loaded(tmp_path, ISSUER + WATCHER + 'nodes = ["*"]\n').is_still_valid(found)
+
+
+@pytest.mark.parametrize("name", ["*", "?", "node-[1]", "[!a]", "[*]", "a]b", "node-1"])
+def test_node_of_a_token_is_no_pattern(tmp_path: Path, name: str):
+    found = loaded(tmp_path, ISSUER + WATCHER).of(claims(**bound({"name": name})), b"")
+    assert found is not None
+    assert found.allows_node(name)
+    for other in ("node-1", "b", "x", "!", "*", "[", "node-[1]"):
+        assert found.allows_node(other) is (other == name)
+
+
+def test_nodes_of_a_rule_win_over_the_node_of_the_token(tmp_path: Path):
+    known = loaded(tmp_path, ISSUER + WATCHER + 'nodes = ["gpu-*"]\n')
+    for said in (bound({"name": "node-1"}), {}):
+        found = known.of(claims(**said), b"")
+        assert found is not None
+        assert found.nodes == ("gpu-*",)
+
+
+def test_node_of_a_token_counts_for_watchers_alone(tmp_path: Path):
+    found = loaded(tmp_path, ISSUER + ACCOUNT).of(claims(**bound({"name": "node-1"})), b"")
+    assert found is not None
+    assert (found.role, found.nodes) == (Role.WORKER, ())
+
+
+def test_watcher_may_be_a_login_with_nodes(tmp_path: Path):
+    text = LOGIN.replace('"operator"', '"watcher"\nnodes = ["gpu-*"]')
+    found = loaded(tmp_path, ISSUER + text).of(
+        claims("ann", groups="ml-operators", **bound({"name": "n"})), b""
+    )
+    assert found is not None
+    assert (found.role, found.nodes) == (Role.WATCHER, ("gpu-*",))
 
 
 def test_first_rule_that_is_about_the_bearer_counts(tmp_path: Path):

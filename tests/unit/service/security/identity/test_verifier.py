@@ -195,6 +195,25 @@ def test_role_and_runs_are_checked_as_those_of_any_token(room: Room):
     access.check_run(found, "team-a-1")
 
 
+def test_watcher_whose_token_names_no_node_hears_what_to_do(room: Room):
+    rule = ServiceAccounts(
+        issuer="cluster", namespace="muster", account="watcher", role=Role.WATCHER, runs=("*",)
+    )
+    later = replace(rule, role=Role.VIEWER)
+    room.tokens = Tokens((), room.tokens.issuers, (rule, later))
+    refusal, line = refused(room, ISSUER.token("muster/watcher", now=NOW))
+    assert refusal.reason is Reason.TOKEN_UNKNOWN
+    assert "the token of muster/watcher names no node, and a watcher's must" in refusal.message
+    assert (line["check"], line["issuer"], line["message"]) == ("node", "cluster", refusal.message)
+    bound: dict[str, Any] = {"kubernetes.io": {"node": {"name": "node-1", "uid": "1"}}}
+    drain = "/muster.v1.RunService/DrainNode"
+    found = room.admit(ISSUER.token("muster/watcher", now=NOW, **bound), drain)
+    assert (found.name, found.nodes) == ("muster/watcher", ("node-1",))
+    # What the rule says counts, whether or not the token names a node.
+    room.tokens = Tokens((), room.tokens.issuers, (replace(rule, nodes=("*",)),))
+    assert room.admit(ISSUER.token("muster/watcher", now=NOW), drain).nodes == ("*",)
+
+
 def test_account_of_another_issuer_has_no_grant(room: Room, tmp_path: Path):
     """The operator of the second issuer may put any claims into its tokens."""
     other = Issuer("https://other", "other")

@@ -26,18 +26,19 @@ class ReplaceableJob(Job):
         folder: for all that its processes leave.
         endpoint: the coordinator's.
         nodes: of a round.
+        restarts: how often an agent may start its workers again because one of them failed.
     """
 
-    def __init__(self, folder: Path, endpoint: str, nodes: int) -> None:
-        super().__init__(folder, endpoint, command=(str(PROGRAM), str(folder)), imports=TORCH, restarts=1000)
+    def __init__(self, folder: Path, endpoint: str, nodes: int, restarts: int = 1000) -> None:
+        command = (str(PROGRAM), str(folder))
+        super().__init__(folder, endpoint, command=command, imports=TORCH, restarts=restarts)
         self.nodes = nodes
 
     def start(self) -> Agent:
         """Start an agent, on a node of its own."""
         number = len(self.agents) + 1
-        return self.agent(
-            f"{self.nodes}", address=f"127.0.{number // 250}.{number % 250 + 1}", join_timeout=300
-        )
+        address = f"127.0.{number // 250}.{number % 250 + 1}"
+        return self.agent(f"{self.nodes}", address=address, node=f"node-{number}", join_timeout=300)
 
     def in_round(self, after: int = -1) -> tuple[int, list[Agent]]:
         """Wait for a round with a number above ``after``. Returns its number and its agents, by rank."""

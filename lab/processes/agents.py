@@ -110,10 +110,12 @@ class Job:
         for worker in self.workers():
             _kill(worker.pid)
 
-    def agent(self, nnodes: str, *, endpoint: str = "", address: str = "127.0.0.1", **conf: int) -> "Agent":
-        """Start one more torchrun."""
+    def agent(
+        self, nnodes: str, *, endpoint: str = "", address: str = "127.0.0.1", node: str = "", **conf: int
+    ) -> "Agent":
+        """Start one more torchrun, on the node of this name and address."""
         name = f"agent-{len(self.agents)}"
-        agent = Agent(self, name, nnodes, endpoint or self.endpoint, address, CONF | conf)
+        agent = Agent(self, name, nnodes, endpoint or self.endpoint, address, node, CONF | conf)
         self.agents.append(agent)
         return agent
 
@@ -159,10 +161,12 @@ class Agent:
     """One torchrun with its workers."""
 
     def __init__(
-        self, job: Job, name: str, nnodes: str, endpoint: str, address: str, conf: dict[str, int]
+        self, job: Job, name: str, nnodes: str, endpoint: str, address: str, node: str, conf: dict[str, int]
     ) -> None:
         self.name = name
         self.address = address
+        self.node = node
+        """The name of its node; empty: that of this machine."""
         self._job = job
         self._log = job.folder / f"{name}.log"
         with self._log.open("wb") as log:
@@ -174,7 +178,7 @@ class Agent:
                     *(f"--max-restarts={job.restarts}", "--monitor-interval=0.1"),
                     *job.command,
                 ],
-                os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
+                os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1", "MUSTER_NODE_NAME": node},
                 log,
                 job.imports,
             )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.processes.agents import Job
 from lab.processes.command import muster
 from lab.processes.coordinator import Coordinator
 from lab.replacing import EVICTED, ReplaceableJob, Replacing, judge
@@ -13,13 +14,14 @@ NODES = 2
 
 
 @pytest.fixture
-def job(coordinator: Coordinator, tmp_path: Path) -> Iterator[ReplaceableJob]:
+def job(coordinator: Coordinator, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ReplaceableJob]:
     folder = tmp_path / "job"
     folder.mkdir()
-    with ReplaceableJob(folder, coordinator.endpoint, NODES) as job:
+    with ReplaceableJob(folder, coordinator.endpoint, NODES, getattr(request, "param", 1000)) as job:
         yield job
 
 
+@pytest.mark.parametrize("job", [0], indirect=True, ids=["no restart after a failure"])
 def test_node_with_rank_0_is_replaced_and_no_step_is_trained_again(
     coordinator: Coordinator, job: ReplaceableJob
 ):
@@ -51,6 +53,22 @@ def test_node_with_rank_0_is_replaced_and_no_step_is_trained_again(
     assert verdict.again == {number: 0, later: 0}
     assert not coordinator.log("run.stopped")
     assert coordinator.logged("run.closed")
+
+
+def test_workers_without_a_save_point_are_replaced_and_no_agent_counts_a_failure(
+    coordinator: Coordinator, tmp_path: Path
+):
+    with Job(tmp_path, coordinator.endpoint, restarts=0) as job:
+        agents = [job.agent("2", address=f"127.0.0.{number}") for number in (2, 3, 4)]
+        first = job.round(2)
+        by_pid = {agent.process.pid: agent for agent in agents}
+        evicted = by_pid[first[0].agent]
+        replaced = muster(coordinator.endpoint, "replace", "job", evicted.address, "--no-save")
+        assert replaced.returncode == 0, replaced.stderr + job.said()
+        assert evicted.wait() == EVICTED, evicted.said()
+        job.round(2, after=first[0].round)
+        job.finish()
+        assert sorted(agent.wait() for agent in agents) == [0, 0, EVICTED], job.said()
 
 
 @pytest.mark.thorough_only

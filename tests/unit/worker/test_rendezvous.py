@@ -441,6 +441,25 @@ def test_shutdown_of_an_evicted_node_leaves_the_run_open_and_exits_with_the_code
     assert membership.done == ["leave"]
 
 
+@pytest.mark.parametrize("gracefully", [False, True])
+def test_exit_of_an_evicted_node_reports_only_real_failures(
+    caplog: pytest.LogCaptureFixture, gracefully: bool
+):
+    handler, membership = made()
+    membership.evicted = True
+    if gracefully:
+        membership.answer = RefusedError("it was evicted", "NODE_EVICTED")
+        with pytest.raises(RendezvousGracefulExitError):
+            handler.next_rendezvous()
+    with pytest.raises(SystemExit):
+        try:
+            raise AttributeError("torch has no result")
+        finally:
+            handler.shutdown()
+    assert f"run {handler.get_run_id()} goes on without this node: exit code 75" in caplog.text
+    assert ("although this agent failed" in caplog.text) is not gracefully
+
+
 def test_agent_that_a_signal_ends_after_its_eviction_exits_with_the_code(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
     handler, membership = made()

@@ -114,6 +114,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         """The store that this node hosts for the workers while it has rank 0. Kept until the next round: it
         must outlive the agents' exit barrier."""
+        self._ends_gracefully = False
+        """Whether the last attempt to join told torch to end. torch 2.13 raises an error of its own then."""
         _handlers.add(self)
         # At the exit, other hooks say goodbye.
         weakref.finalize(self, _release, self._membership, self._store, self._relay).atexit = False
@@ -150,7 +152,9 @@ class MusterRendezvousHandler(RendezvousHandler):
                     break
                 logger.warning("rank 0 of round %d did not say where it is; joining again", place.round)
         except MusterError as error:
-            raise _rendezvous_error(error) from error
+            failure = _rendezvous_error(error)
+            self._ends_gracefully = isinstance(failure, RendezvousGracefulExitError)
+            raise failure from error
         self._export(place)
         return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
 
@@ -287,7 +291,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         if not (self._membership.stopped or self._membership.evicted):
             return closed
         if self.stopped_exit_code:
-            failure = sys.exc_info()[1]
+            failure = sys.exc_info()[1] if not self._ends_gracefully else None
             self.exit_stopped(f", although this agent failed: {failure!r}" if failure is not None else "")
         return False
 

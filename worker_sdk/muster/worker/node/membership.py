@@ -40,9 +40,10 @@ logger = logging.getLogger(__name__)
 
 USAGE = "a node's place"
 """What this process uses gRPC for."""
-HEAD_START = 1.0
-"""Seconds by which the other agents of a round end their workers before an evicted node does. If its workers
-ended first, the others would fail in their collectives, and torchrun would count a failure of each node."""
+HEAD_START = 5.0
+"""Seconds that an evicted node leaves its workers running, so that the other agents end theirs first. If its
+workers ended first, the others would fail in their collectives, and torchrun would count a failure of each
+node. Its workers end anyway in the first collective that the others are not in."""
 
 
 class NodeMembership:

@@ -89,7 +89,8 @@ SERVICE_TESTS = (
         for name in (
             *("integrations", "saves", "insight/test_saves.py", "savepoint/test_point.py"),
             *("node/test_membership.py", "test_checkpointing.py", "test_errors.py"),
-            *("test_fallback_barriers.py", "test_init.py", "test_rendezvous.py", "test_sockets.py"),
+            *("test_fallback_barriers.py", "test_init.py", "test_rendezvous.py"),
+            *("test_rendezvous_stopped.py", "test_sockets.py"),
             *("test_steps.py", "test_store.py", "transport/test_unary.py"),
         )
     ),

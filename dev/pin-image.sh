@@ -12,7 +12,7 @@ compile() {
     --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
 }
 
-compile pyproject.toml --extra service --output-file requirements/service.txt
+compile pyproject.toml --extra service --extra watch --output-file requirements/service.txt
 python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' |
   compile - --output-file requirements/build.txt
 sed -i '1i # Made by dev/pin-image.sh. What the image of the coordinator runs on.' requirements/service.txt

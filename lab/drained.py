@@ -25,7 +25,7 @@ NUMBERS = 1000
 
 
 def say(folder: Path, what: str, step: int) -> None:
-    """Leave a line for the test: what this rank did, and at which step."""
+    """Leave a line for the test: what this rank did, and at which step, or how many milliseconds are left."""
     with (folder / f"rank-{os.environ['RANK']}").open("a") as file:
         file.write(f"{what} {step}\n")
 
@@ -42,6 +42,8 @@ def with_point(folder: Path, numbers: int, *, slow: bool = False) -> None:
         for step in range(start + 1, STEPS):
             train(state["weights"])
             if point.reached(step):
+                if point.deadline is not None:
+                    say(folder, "left", round((point.deadline - time.monotonic()) * 1000))
                 checkpointer.save(step, state)
                 checkpointer.finalize(blocking=True)
                 say(folder, "saved", step)

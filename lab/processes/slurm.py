@@ -210,6 +210,7 @@ class Slurm:
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
             "MailProg=/bin/true",
+            "RebootProgram=/bin/true",  # without it, Slurm refuses to reboot nodes
             "ReturnToService=2",
             *(
                 f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={self._cpus}"

@@ -20,7 +20,7 @@ from muster.v1 import session_pb2 as pb
 MAX_EARLY_BYTES = 4 << 20
 """Bytes that a stream may send before its Welcome: the relay keeps them in memory."""
 MAX_NAME = 1024
-"""Characters of an incarnation or a host; the coordinator accepts a quarter of it."""
+"""Characters of an incarnation, a host or a node's name; the coordinator accepts a quarter of it."""
 MAX_REASON = 65_536
 """Characters of a goodbye's reason."""
 
@@ -370,7 +370,11 @@ def _check_processes(processes: Sequence[pb.Process]) -> None:
     """Refuse processes that, with others, would make a message too large for the coordinator."""
     _check_length("processes", processes)
     for process in processes:
-        for name, value in (("incarnation", process.incarnation), ("host", process.host)):
+        for name, value in (
+            ("incarnation", process.incarnation),
+            ("host", process.host),
+            ("node_name", process.node_name),
+        ):
             if len(value) > MAX_NAME:
                 raise refusals.invalid(name, f"{len(value):,} letters", f"it may have {MAX_NAME:,}")
 

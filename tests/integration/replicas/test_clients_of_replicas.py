@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -65,7 +66,11 @@ def test_waiting_calls_continue_at_the_next_leader(three: Replicas, how: signal.
     wait = timedelta(seconds=PATIENCE)
     store, other = (CoordinatorStore(three.endpoint, "job", wait) for _ in range(2))
     assert store.add("n", 1) == 1
-    terms = {"join_timeout": PATIENCE, "connect_timeout": PATIENCE, "keep_alive_timeout": PATIENCE}
+    terms: dict[str, Any] = {
+        "join_timeout": PATIENCE,
+        "connect_timeout": PATIENCE,
+        "keep_alive_timeout": PATIENCE,
+    }
     nodes = [
         NodeMembership(
             NodeConfig(

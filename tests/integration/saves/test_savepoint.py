@@ -1,11 +1,13 @@
 """Jobs that are told to end while they train: all ranks save at one step, and go on from there."""
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from lab.drain import job, told
@@ -13,6 +15,7 @@ from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
+from muster.v1 import run_pb2, run_pb2_grpc
 
 RANKS = 4
 
@@ -61,6 +64,10 @@ def test_stopped_job_exits_with_75_and_resumes_under_its_run_id(tmp_path: Path, 
         assert coordinator.logged("run.stopped")
         assert not coordinator.log("run.closed")
         assert runs(coordinator)["stopped"]["step"] == str(saved[0])
+        # The ranks had as long as torchrun gives them after the signal.
+        left = steps(tmp_path, "left")
+        assert len(left) == RANKS
+        assert all(0 < one <= PATIENCE * 1000 for one in left)
         assert " STOPPED " in muster(coordinator, "get", "runs").stdout
         assert "Stopped at step" in coordinator.get("/runs/job")[1]
         # A late request, such as that of a batch script, does not concern the next life of the job.
@@ -76,6 +83,32 @@ def test_stopped_job_exits_with_75_and_resumes_under_its_run_id(tmp_path: Path, 
             assert "done by all ranks" in result.stdout
             assert [agent.wait(PATIENCE) for agent in agents] == [STOPPED] * RANKS
         assert len(set(steps(tmp_path, "saved"))) == 2
+
+
+def test_ranks_know_their_node_and_how_long_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUSTER_NODE_NAME", "ip-10-0-0-1.internal")
+    log = tmp_path / "agents.log"
+    with Coordinator(tmp_path) as coordinator, job(coordinator.endpoint, tmp_path, RANKS) as agents:
+        until(lambda: len(steps(tmp_path, "began")) == RANKS, log.read_text)
+        with grpc.insecure_channel(coordinator.endpoint) as channel:
+            stub = run_pb2_grpc.RunServiceStub(channel)
+            ask = run_pb2.RequestSaveRequest(run_id="job", by="ann", deadline_ms=600_000)
+            assert stub.RequestSave(ask, timeout=PATIENCE).save.HasField("deadline")
+            until(lambda: coordinator.log("save.done"), log.read_text)
+            left = steps(tmp_path, "left")
+            assert len(left) == RANKS
+            assert all(0 < one <= 600_000 for one in left)
+            assert re.search(r"asked for by ann; \d+ s left", log.read_text())
+
+            drain = run_pb2.DrainNodeRequest(node_name="pod-0", stop=True, by="ann", deadline_ms=300_000)
+            assert not stub.DrainNode(drain, timeout=PATIENCE).runs
+            drain.node_name = "ip-10-0-0-1.internal"
+            (drained,) = stub.DrainNode(drain, timeout=PATIENCE).runs
+            assert drained.run_id == "job"
+        assert [agent.wait(PATIENCE) for agent in agents] == [STOPPED] * RANKS, log.read_text()
+        left = steps(tmp_path, "left")
+        assert len(left) == 2 * RANKS
+        assert sum(one <= 300_000 for one in left) == RANKS
 
 
 def test_a_job_that_saves_on_the_signal_alone_tears(tmp_path: Path):

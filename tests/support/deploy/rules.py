@@ -107,6 +107,45 @@ def service(manifest: Manifest) -> list[str]:
     return faults
 
 
+def may(
+    manifests: list[Manifest], account: tuple[str, str], verb: str, group: str, plural: str, namespace: str
+) -> bool:
+    """Whether RBAC lets a service account do something.
+
+    Args:
+        manifests: the roles and bindings, among others.
+        account: its namespace and name.
+        verb: such as `list`.
+        group: of the resource; empty for the core's.
+        plural: the resource.
+        namespace: where; empty: everywhere, or where there are no namespaces.
+    """
+    subject = {"kind": "ServiceAccount", "namespace": account[0], "name": account[1]}
+    for binding in manifests:
+        where = binding["metadata"].get("namespace", "")
+        if binding["kind"] not in ("RoleBinding", "ClusterRoleBinding") or subject not in binding["subjects"]:
+            continue
+        if binding["kind"] == "RoleBinding" and where != namespace:
+            continue
+        role = binding["roleRef"]
+        in_namespace = where if role["kind"] == "Role" else ""
+        for one in manifests:
+            found = (one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", ""))
+            if found == (role["kind"], role["name"], in_namespace) and any(
+                _covers(rule, verb, group, plural) for rule in one["rules"]
+            ):
+                return True
+    return False
+
+
+def _covers(rule: Manifest, verb: str, group: str, plural: str) -> bool:
+    # A rule with names is for none of the lists and watches that are asked about here.
+    return "resourceNames" not in rule and all(
+        wanted in rule[field] or "*" in rule[field]
+        for field, wanted in (("verbs", verb), ("apiGroups", group), ("resources", plural))
+    )
+
+
 def containers(pod: Manifest) -> Iterator[Manifest]:
     """All of a pod's."""
     yield from pod.get("initContainers", [])

@@ -76,6 +76,8 @@ class Client:
         self.closed: list[Closed] = []
         self.save_asked: SaveAsked | None = None
         """The save that it heard of last."""
+        self.save_asked_at = 0.0
+        """When it heard of that."""
 
     def __repr__(self) -> str:
         return f"<{self.incarnation} of rank {self.rank}, generation {self.generation}>"
@@ -249,7 +251,7 @@ class Client:
                 kept = self.world.disk.kept[SaveRecord, self.run]
                 assert isinstance(kept, SaveRecord)
                 assert kept.save.number >= message.number, "it is told before it is on disk"
-                self.save_asked = message
+                self.save_asked, self.save_asked_at = message, self.world.now
             case Refused():
                 self._hear_refusal(message)
 

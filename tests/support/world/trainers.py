@@ -34,6 +34,7 @@ class Trainer:
         assert position is not None
         self._course = Course(world.world_size, position)
         self._heard = 0
+        self._known: SaveAsked | None = None
         if self._course.stands(self.asked) and not self._course.wants(self.asked):
             self.client.arrive(PREFIX, failure="it has begun anew, alone")
             self._heard = len(self.client.seats[PREFIX].heard)
@@ -44,7 +45,15 @@ class Trainer:
         told = self.client.save_asked
         if told is None:
             return None
-        return SaveAsked(told.number, told.since, told.stop, told.reason, told.withdrawn)
+        deadline = self.client.save_asked_at + told.seconds_left if told.seconds_left is not None else None
+        asked = SaveAsked(told.number, told.since, told.stop, told.reason, told.withdrawn, deadline)
+        self._known = asked.after(self._known)
+        return self._known
+
+    @property
+    def deadline(self) -> float | None:
+        """When the save must be complete that it has heard of."""
+        return self._course.deadline(self.asked)
 
     def attend(self) -> None:
         """Answer what is asked for, as the SDK's thread does, whatever the training is at."""

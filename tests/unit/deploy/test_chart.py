@@ -53,7 +53,10 @@ def test_the_validator_would_find_a_fault(releases: dict[str, Release]):
 
 @pytest.mark.parametrize("name", CI)
 def test_names_are_there_once(releases: dict[str, Release], name: str):
-    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in releases[name].manifests]
+    names = [
+        (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"])
+        for one in releases[name].manifests
+    ]
     assert len(names) == len(set(names))
 
 
@@ -127,9 +130,7 @@ def test_a_change_of_the_configuration_restarts_the_coordinator(helm: Helm, rele
 
 
 @pytest.mark.parametrize("name", CI)
-def test_selectors_find_the_coordinator_or_the_relays_and_not_the_test(
-    releases: dict[str, Release], name: str
-):
+def test_selectors_find_the_pods_that_they_are_named_after(releases: dict[str, Release], name: str):
     release = releases[name]
     sets = [*release.of_kind("StatefulSet"), *release.of_kind("DaemonSet")]
     pods = {one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"] for one in sets}
@@ -149,7 +150,8 @@ def test_selectors_find_the_coordinator_or_the_relays_and_not_the_test(
     coordinator = release.one("StatefulSet")["metadata"]["name"]
     for of, selector in selectors.items():
         found = [pod for pod, labels in pods.items() if matches(selector, labels)]
-        assert found == [f"{coordinator}-relay" if of.split()[0].endswith("-relay") else coordinator], of
+        on_nodes = re.search("-(relay|watcher)$", of.split()[0])
+        assert found == [f"{coordinator}{on_nodes[0] if on_nodes else ''}"], of
 
 
 @pytest.mark.parametrize("name", CI)

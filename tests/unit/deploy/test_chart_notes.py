@@ -36,7 +36,7 @@ def test_what_the_notes_tell_to_paste_is_valid(releases: dict[str, Release], nam
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [container]}}
     kubernetes_validate.validate(pod, KUBERNETES[-1], strict=True)
     names = {variable["name"] for variable in variables}
-    assert {"MUSTER_ENDPOINT", "POD_IP"} <= names
+    assert {"MUSTER_ENDPOINT", "POD_IP", "MUSTER_NODE_NAME"} <= names
     assert ("MUSTER_TLS_CA" in names) == (name in {"tls-secret", "mtls", "secured"})
     assert ("MUSTER_TLS_CERT" in names) == (name in {"mtls", "secured"})
     assert ("MUSTER_TOKEN_FILE" in names) == (name in {"tokens-secret", "secured"})

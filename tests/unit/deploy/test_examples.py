@@ -104,6 +104,13 @@ def test_torchrun_reads_their_flags(name: str):
     assert int(arguments.nnodes.split(":")[-1]) == nodes_of(read(name))
 
 
+@pytest.mark.parametrize("name", [*NAMES, SIDECAR])
+def test_ranks_know_their_node_by_the_name_that_kubernetes_uses(name: str):
+    (container,) = pod_of(read(name))["spec"]["containers"]
+    (node,) = [variable for variable in container["env"] if variable["name"] == "MUSTER_NODE_NAME"]
+    assert node["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "pytorchjob.yaml"])
 def test_pods_of_a_stopped_run_are_made_again_and_do_not_count(name: str):
     job = some(job_of(read(name)))["spec"]
@@ -214,7 +221,7 @@ def test_the_ranks_find_the_relay_of_their_pod_and_the_coordinator_behind_it():
     (relay,), (train,) = pod["initContainers"], pod["containers"]
     assert relay["restartPolicy"] == "Always"
     listens = relay["args"][1].removeprefix("--listen=")
-    (upstream,), (endpoint,) = relay["env"], train["env"]
+    (upstream,), endpoint = relay["env"], train["env"][0]
     assert endpoint["value"] == f"{listens},{upstream['value']}"
     assert relay["volumeMounts"][0] == train["volumeMounts"][0]
     # Its user alone may open it, and there is but one.

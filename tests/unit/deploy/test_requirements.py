@@ -26,7 +26,8 @@ def pins(name: str) -> dict[str, str]:
 
 WANTED = {
     "service.txt": PROJECT["project"]["dependencies"]
-    + PROJECT["project"]["optional-dependencies"]["service"],
+    + PROJECT["project"]["optional-dependencies"]["service"]
+    + PROJECT["project"]["optional-dependencies"]["watch"],
     "build.txt": PROJECT["build-system"]["requires"],
 }
 

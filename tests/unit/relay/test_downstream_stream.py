@@ -126,7 +126,7 @@ def test_too_many_bytes_before_the_welcome_are_refused(bench: RelayBench):
     assert "wait for the Welcome" in sentence
 
 
-@pytest.mark.parametrize("name", ["host", "incarnation"])
+@pytest.mark.parametrize("name", ["host", "incarnation", "node_name"])
 def test_name_too_long_for_a_shared_message_is_refused(bench: RelayBench, name: str):
     huge = pb.Process(rank=0, incarnation="life", host="node-0")
     setattr(huge, name, "x" * 1_025)

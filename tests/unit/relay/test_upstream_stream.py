@@ -232,6 +232,16 @@ def test_processes_that_connect_before_the_welcome_enter_together(bench: RelayBe
     assert [one.rank for one in said.enter.processes] == [0, 1]
 
 
+def test_process_enters_with_all_that_it_said_of_itself(bench: RelayBench):
+    process = pb.Process(
+        rank=0, incarnation="life", host="pod-0", pid=7, node_rank=3, node_name="ip-10-0-0-1"
+    )
+    bench.stream().say(hello=pb.Hello(run_id="job", processes=[process], protocol_version=1))
+    bench.upstream.welcome()
+    (said,) = bench.upstream.take()
+    assert list(said.enter.processes) == [process]
+
+
 def test_joins_of_a_node_are_one_message_with_own_positions_back(bench: RelayBench):
     workers = [bench.worker(rank) for rank in range(2)]
     bench.upstream.welcome()

@@ -1,7 +1,6 @@
 """What a worker may leave to its environment: arguments win, and what is not usable is named."""
 
 import logging
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -111,13 +110,6 @@ def test_unusable_part_of_an_endpoint_is_named(value: str, bad: str):
         environment.endpoint(value, {})
     assert f'endpoint "{value}": "{bad}" is not host:port' in str(caught.value)
     assert "Several have commas between." in str(caught.value)
-
-
-def test_machine_without_a_name_has_a_placeholder(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(socket, "gethostname", lambda: "node-0")
-    assert environment.host() == "node-0"
-    monkeypatch.setattr(socket, "gethostname", lambda: "")
-    assert environment.host() == "unknown host"
 
 
 def test_error_is_a_value_error():
@@ -252,3 +244,21 @@ def test_log_says_once_where_the_rank_comes_from(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == [
         "this is rank 12345 of 23456, as Slurm says (SLURM_PROCID, SLURM_STEP_NUM_TASKS)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("110", 110),
+        ("86400", 86_400),
+        ("86401", None),
+        ("0", None),
+        ("", None),
+        ("-1", None),
+        ("9" * 30, None),
+    ],
+)
+def test_shutdown_timeout_is_known_only_below_torchrun(value: str, seconds: int | None):
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": value}
+    assert environment.shutdown_timeout(environ) is None
+    assert environment.shutdown_timeout(environ | {"TORCHELASTIC_RUN_ID": "job"}) == seconds

@@ -2,15 +2,12 @@
 
 import gc
 import os
-import signal
 import socket
-import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -27,61 +24,12 @@ from muster.worker import rendezvous
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.rendezvous import MusterRendezvousHandler, create_handler
-
-
-class FakeMembership:
-    """What the handler asks; it answers what the test sets."""
-
-    def __init__(self, config: NodeConfig, on_departure: Callable[[Place, int], None]) -> None:
-        self.config = config
-        self.on_departure = on_departure
-        self.stopped = self.evicted = False
-        self.answer: Place | Exception = Place(0, 0, 1)
-        self.closed: bool | None = None
-        self.nodes_waiting = 0
-        self.done: list[str] = []
-
-    def join(self) -> Place:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def ask_closed(self) -> bool:
-        self.done.append("asked")
-        return bool(self.join().round)
-
-    def ask_stopped(self, timeout: float) -> bool:
-        return self.stopped
-
-    def close(self, reason: str, timeout: float) -> None:
-        self.done.append(f"close {timeout:g}")
-        self.join()
-
-    def leave(self, reason: str) -> None:
-        self.done.append("leave")
-
-    def abandon(self) -> None:
-        self.done.append("abandon")
+from tests.unit.worker.fake_membership import FakeMembership, made, params, without_coordinator
 
 
 @pytest.fixture(autouse=True)
-def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "NodeMembership", FakeMembership)
-    monkeypatch.setattr(rendezvous, "start", lambda endpoint: None)
-    monkeypatch.setenv("MUSTER_ROUND", "0")
-    monkeypatch.setenv("MUSTER_ENDPOINT", "")
-    monkeypatch.setenv("MUSTER_RUN_ID", "")
-
-
-def params(endpoint: str = "host:1", run_id: str = "job", **conf: Any) -> RendezvousParameters:
-    return RendezvousParameters("muster", endpoint, run_id, 2, 4, "node-0", **conf)
-
-
-def made(endpoint: str = "host:1", **conf: Any) -> tuple[MusterRendezvousHandler, FakeMembership]:
-    handler = create_handler(params(endpoint, **conf))
-    membership: object = handler._membership
-    assert isinstance(membership, FakeMembership)
-    return handler, membership
+def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from without_coordinator(monkeypatch)
 
 
 # ---------------------------------------------------------------------- options
@@ -94,7 +42,8 @@ def test_torchs_registry_creates_the_handler():
     assert handler.get_run_id() == "job"
 
 
-def test_defaults_are_torchs():
+def test_defaults_are_torchs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
     assert made()[1].config == NodeConfig(
         endpoint="host:1",
         run_id="job",
@@ -106,6 +55,7 @@ def test_defaults_are_torchs():
         keep_alive_timeout=15,
         connect_timeout=60,
         call_timeout=5,
+        name="n1",
     )
 
 
@@ -405,97 +355,3 @@ def test_agents_store_is_shared_unless_torchs_variable_forbids_it(
 def test_fake_membership_has_the_real_ones_attributes():
     named = {name for name in vars(FakeMembership) if not name.startswith("_")}
     assert named <= set(vars(NodeMembership))
-
-
-# ---------------------------------------------------------------------- stopped runs
-
-
-def test_shutdown_of_a_stopped_run_exits_with_the_code_for_schedulers():
-    handler, membership = made()
-    membership.stopped = True
-    with pytest.raises(SystemExit, match="75"):
-        handler.shutdown()
-    assert membership.done == ["close 30", "leave"]
-
-
-def test_shutdown_returns_if_the_exit_code_of_a_stopped_run_is_0(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MUSTER_STOPPED_EXIT_CODE", "0")
-    handler, membership = made()
-    membership.stopped = True
-    assert handler.shutdown() is False
-
-
-def test_stopped_agent_keeps_its_exit_code_if_the_coordinator_is_away():
-    handler, membership = made()
-    membership.stopped = True
-    membership.answer = ConnectError("away")
-    with pytest.raises(SystemExit, match="75"):
-        handler.shutdown()
-
-
-def test_shutdown_of_an_evicted_node_leaves_the_run_open_and_exits_with_the_code():
-    handler, membership = made()
-    membership.evicted = True
-    with pytest.raises(SystemExit, match="75"):
-        handler.shutdown()
-    assert membership.done == ["leave"]
-
-
-@pytest.mark.parametrize("gracefully", [False, True])
-def test_exit_of_an_evicted_node_reports_only_real_failures(
-    caplog: pytest.LogCaptureFixture, gracefully: bool
-):
-    handler, membership = made()
-    membership.evicted = True
-    if gracefully:
-        membership.answer = RefusedError("it was evicted", "NODE_EVICTED")
-        with pytest.raises(RendezvousGracefulExitError):
-            handler.next_rendezvous()
-    with pytest.raises(SystemExit):
-        try:
-            raise AttributeError("torch has no result")
-        finally:
-            handler.shutdown()
-    assert f"run {handler.get_run_id()} goes on without this node: exit code 75" in caplog.text
-    assert ("although this agent failed" in caplog.text) is not gracefully
-
-
-def test_agent_that_a_signal_ends_after_its_eviction_exits_with_the_code(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    handler, membership = made()
-    membership.evicted = True
-    with pytest.raises(SystemExit, match="75"):
-        sys.excepthook(SignalException, SignalException("terminated", signal.SIGTERM), None)
-    handler._membership.leave("")
-
-
-@pytest.mark.parametrize("value", ["-1", "256", "75.0", "temporary"])
-def test_exit_code_of_a_stopped_run_is_checked(monkeypatch: pytest.MonkeyPatch, value: str):
-    monkeypatch.setenv("MUSTER_STOPPED_EXIT_CODE", value)
-    with pytest.raises(EnvironmentValueError, match=f"MUSTER_STOPPED_EXIT_CODE ?= ?{value}"):
-        made()
-
-
-@pytest.mark.parametrize(("stopped", "code"), [(True, 76), (False, None)])
-def test_hook_gives_an_agent_ended_by_a_signal_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, stopped: bool, code: int | None
-):
-    shown: list[BaseException] = []
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(error))
-    monkeypatch.setenv("MUSTER_STOPPED_EXIT_CODE", "76")
-    handler, membership = made()
-    membership.stopped = stopped
-    error = SignalException("terminated", signal.SIGTERM)
-    if code is None:
-        sys.excepthook(SignalException, error, None)
-        assert shown == [error]
-    else:
-        with pytest.raises(SystemExit, match=str(code)):
-            sys.excepthook(SignalException, error, None)
-        assert not shown
-        # Any other error is shown as well.
-        failure = ValueError("a fault")
-        with pytest.raises(SystemExit, match=str(code)):
-            sys.excepthook(ValueError, failure, None)
-        assert shown == [failure]
-    handler.shutdown() if not stopped else handler._membership.leave("")

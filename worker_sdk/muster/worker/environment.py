@@ -3,13 +3,14 @@
 import functools
 import logging
 import os
-import socket
 from collections.abc import Callable, Mapping
 
 from muster.client import launchers
 from muster.client.addresses import checked
 from muster.client.errors import EnvironmentValueError as EnvironmentValueError
 from muster.client.launchers import Launcher
+from muster.client.node_name import host_name as host_name
+from muster.client.node_name import node_name as node_name
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,8 @@ DEFAULT_RUN_ID = "default"
 DEFAULT_STOPPED_EXIT_CODE = 75
 """``EX_TEMPFAIL`` of sysexits.h: the caller may try again. torchrun ends with 0, 1 or 2. A shell ends with
 126 or more if it could not run a program, or if a signal ended it. So 75 can be told from the others."""
+MAX_SHUTDOWN_TIMEOUT = 86_400
+"""Seconds. A longer time is no deadline."""
 
 
 def endpoint(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -121,6 +124,19 @@ def stopped_exit_code(environ: Mapping[str, str] = os.environ) -> int:
     return code
 
 
+def shutdown_timeout(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the seconds from SIGTERM until torchrun kills its workers; None: this process cannot tell.
+
+    It can tell by ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, which torchrun's workers inherit. They do not see
+    torchrun's flag ``--shutdown-timeout``, so torch's default of 30 s is not assumed without the variable.
+    """
+    value = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    if not environ.get("TORCHELASTIC_RUN_ID") or not (value.isascii() and value.isdigit()):
+        return None
+    seconds = int(value) if len(value) <= len(str(MAX_SHUTDOWN_TIMEOUT)) else 0
+    return seconds if 0 < seconds <= MAX_SHUTDOWN_TIMEOUT else None
+
+
 def _placement(
     name: str, given: int | None, variable_of: Callable[[Launcher], str], environ: Mapping[str, str]
 ) -> int:
@@ -188,8 +204,3 @@ def text(name: str, value: str) -> str:
     except UnicodeEncodeError:
         raise EnvironmentValueError(f"{name} = {value!a}: it cannot be put in UTF-8.") from None
     return value
-
-
-def host() -> str:
-    """Return the name under which this machine's processes are reported."""
-    return socket.gethostname() or "unknown host"

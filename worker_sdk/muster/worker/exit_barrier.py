@@ -1,6 +1,9 @@
 """torch's exit barrier: each agent waits there until the workers of all agents have ended, for up to 300 s.
 
 A node that has gone never comes. When the run was stopped on request, the others end the wait without it.
+
+torch counts the agents that wait, also one that is killed while it waits. So each agent that waits counts
+itself again whenever it hears of a departure. A node that has gone cannot count itself among the others.
 """
 
 import logging
@@ -19,6 +22,8 @@ ARRIVED = f"{KEY}/num_members"
 """The number of agents that wait: ``_NUM_MEMBERS`` of ``torch.distributed.elastic.utils.store``."""
 RELEASED = f"{KEY}/last_member"
 """Ends the wait: ``_LAST_MEMBER_CHECKIN`` of the same module."""
+REMAINING = f"{KEY}/muster/waiting_without_"
+"""Before a number of nodes that have gone: how many agents wait that know of so many."""
 POLL_INTERVAL = 0.2
 """Seconds between two looks at how many agents wait."""
 TIMEOUT = 300.0
@@ -28,8 +33,8 @@ TIMEOUT = 300.0
 class Keys(Protocol):
     """The store over which the agents meet."""
 
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
+    def add(self, key: str, value: int) -> int:
+        """Add to a number, which is 0 while the key is not there; return the sum."""
 
     def get(self, key: str) -> bytes:
         """Return a value."""
@@ -44,10 +49,12 @@ class ExitBarrier:
     Args:
         store: the store over which the agents meet, and not one of torch: a thread in the C++ code of those
             aborts the process if the interpreter ends meanwhile.
+        waits: set when this agent waits at the barrier.
     """
 
-    def __init__(self, store: Keys) -> None:
+    def __init__(self, store: Keys, waits: threading.Event) -> None:
         self._store = store
+        self._waits = waits
         self._ended = threading.Event()
         self._gone = 0
         self._thread: threading.Thread | None = None
@@ -71,11 +78,17 @@ class ExitBarrier:
 
     def _run(self, world_size: int, prefix: str) -> None:
         deadline = time.monotonic() + TIMEOUT
-        arrived = f"{prefix}/{ARRIVED}"
+        counted = 0  # The number of departures with which this agent has counted itself.
         try:
-            while not self._store.check([arrived]) or int(self._store.get(arrived)) < world_size - self._gone:
-                if self._ended.wait(POLL_INTERVAL) or time.monotonic() >= deadline:
+            while not self._ended.wait(POLL_INTERVAL) and time.monotonic() < deadline:
+                if not self._waits.is_set():
+                    continue
+                gone = self._gone
+                key = f"{prefix}/{REMAINING}{gone}"
+                waiting = self._store.add(key, 1) if counted < gone else int(self._store.get(key))
+                counted = gone
+                if waiting >= world_size - gone:
+                    self._store.set(f"{prefix}/{RELEASED}", "")
                     return
-            self._store.set(f"{prefix}/{RELEASED}", "")
         except MusterError as error:
             logger.info("torch's exit barrier may wait for nodes that have gone: %s", error)

@@ -88,14 +88,16 @@ class GroupBarrier(VotingBarrier):
         self._ranks = shape.participants or range(self.world_size)
         self._timeout = timeout_secs
         self._init_timeout = timeout_barrier_init_secs
+        host = environment.text("host", host) if host else environment.host_name()
         self._session = session_for(
             SessionConfig(
                 endpoint=environment.endpoint(endpoint),
                 run_id=environment.run_id(run_id),
                 generation=environment.generation(generation, given_run_id=run_id),
                 rank=self.rank,
-                host=environment.text("host", host) if host else environment.host(),
+                host=host,
                 node_rank=environment.node_rank(),
+                node_name=environment.node_name(host),
             )
         )
         self._session.join(barrier_prefix, shape, timeout_barrier_init_secs)

@@ -45,7 +45,7 @@ from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
-from muster.worker.exit_barrier import ExitBarrier
+from muster.worker.exit_barrier import ARRIVED, ExitBarrier
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.node.relay import NodeRelay, start
 from muster.worker.store import CoordinatorStore
@@ -76,6 +76,21 @@ _ERRORS: dict[str, type[RendezvousError]] = {
 """By the reason of a refusal; any other reason is a connection error."""
 
 
+class _AgentStore(CoordinatorStore):
+    """The agents' store. ``waits_at_exit`` is set when this agent arrives at torch's exit barrier."""
+
+    def __init__(self, endpoint: str, run_id: str) -> None:
+        super().__init__(endpoint, run_id)
+        self.waits_at_exit = threading.Event()
+
+    def add(self, key: str, value: int) -> int:
+        """See :meth:`CoordinatorStore.add`."""
+        total = super().add(key, value)
+        if key.endswith(f"/{ARRIVED}"):
+            self.waits_at_exit.set()
+        return total
+
+
 class MusterRendezvousHandler(RendezvousHandler):
     """Brings the agents of a job together through the coordinator.
 
@@ -104,8 +119,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._config = config
         """Workers connect to the same endpoint."""
         try:
-            self._store = CoordinatorStore(config.endpoint, config.run_id)
-            self._exit_barrier = ExitBarrier(self._store)
+            self._store = _AgentStore(config.endpoint, config.run_id)
+            self._exit_barrier = ExitBarrier(self._store, self._store.waits_at_exit)
             self._membership = NodeMembership(config, partial(_node_gone, self._exit_barrier, config.run_id))
         except BaseException:
             if self._relay is not None:
@@ -257,6 +272,11 @@ class MusterRendezvousHandler(RendezvousHandler):
         return self._config.run_id
 
     @property
+    def _resumed_elsewhere(self) -> bool:
+        """Whether this agent knows that other agents resume the run."""
+        return self._membership.stopped or self._membership.evicted
+
+    @property
     def goes_on_elsewhere(self) -> bool:
         """Whether other agents resume the run: it was stopped, or this node was evicted.
 
@@ -276,7 +296,9 @@ class MusterRendezvousHandler(RendezvousHandler):
         """
         closed = False
         try:
-            if not self._membership.evicted:
+            # A run that other agents resume is not closed. So this one ends at once, even if the coordinator
+            # is away.
+            if self._membership.closed or not self._resumed_elsewhere:
                 self.set_closed()
                 closed = True
         except RendezvousError as error:
@@ -287,9 +309,10 @@ class MusterRendezvousHandler(RendezvousHandler):
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
+        if not self._resumed_elsewhere:
             _handlers.discard(self)
-        if not (self._membership.stopped or self._membership.evicted):
             return closed
+        # A signal may still end this agent, here or above. The hook finds the handler then.
         if self.stopped_exit_code:
             failure = sys.exc_info()[1] if not self._ends_gracefully else None
             self.exit_stopped(f", although this agent failed: {failure!r}" if failure is not None else "")
@@ -308,7 +331,7 @@ class MusterRendezvousHandler(RendezvousHandler):
 
 
 _handlers: "weakref.WeakSet[MusterRendezvousHandler]" = weakref.WeakSet()
-"""The handlers without a shutdown."""
+"""The handlers without a shutdown, and those of stopped runs."""
 
 
 def _drop_unreachable() -> None:
@@ -377,7 +400,8 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
             says whether a node's workers share one stream by a relay (true), or connect directly (false).
 
     Raises:
-        ValueError: an option or MUSTER_STOPPED_EXIT_CODE is not usable; the message names it.
+        ValueError: an option, MUSTER_STOPPED_EXIT_CODE or the node's name is not usable; the message names
+            it.
     """
     interval = _whole(params, "keep_alive_interval", 5)
     attempts = _whole(params, "keep_alive_max_attempt", 3)
@@ -394,6 +418,7 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
         keep_alive_timeout=interval * attempts,
         connect_timeout=_whole(params, "read_timeout", 60),
         call_timeout=_whole(params, "heartbeat_timeout", 5),
+        name=environment.node_name(),
     )
     handler = MusterRendezvousHandler(
         config,

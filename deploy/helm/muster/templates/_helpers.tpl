@@ -364,16 +364,16 @@ securityContext:
   value: /etc/muster/client/tls.key
 {{- end }}
 {{- end }}
-{{- if and $values.tokens.enabled .secrets.tokenSecret }}
+{{- if and $values.tokens.enabled (or .secrets.tokenSecret .secrets.ownToken) }}
 - name: MUSTER_TOKEN_FILE
   value: /etc/muster/client/token
 {{- end }}
 {{- end }}
 
-{{- /* Takes the root and the names of the Secrets, as the next but one. */}}
+{{- /* Takes the root and the names of the Secrets, as the next but one. With `ownToken` among them, the pod shows the token of its service account. */}}
 {{- define "muster.client.wanted" -}}
 {{- $values := .root.Values }}
-{{- if or $values.tls.enabled (and $values.tokens.enabled .secrets.tokenSecret) }}yes{{ end }}
+{{- if or $values.tls.enabled (and $values.tokens.enabled (or .secrets.tokenSecret .secrets.ownToken)) }}yes{{ end }}
 {{- end }}
 
 {{- define "muster.client.mount" -}}
@@ -410,6 +410,11 @@ securityContext:
           items:
             - {key: token, path: token}
           optional: true
+      {{- else if and $values.tokens.enabled .secrets.ownToken }}
+      - serviceAccountToken:
+          audience: muster
+          expirationSeconds: 3600
+          path: token
       {{- end }}
 {{- end }}
 
@@ -508,6 +513,7 @@ securityContext:
 {{- fail (printf "%s: whoever reaches the port could list runs, change stores and abort barriers. Set %s (docs/kubernetes.md, \"Secure it\"), or allowInsecure=true in a trusted network." (ternary "tokens are off" "TLS is off" .Values.tls.enabled) (ternary "tokens.enabled=true or tls.clientAuth.enabled=true" "tls.enabled=true and tokens.enabled=true" .Values.tls.enabled)) }}
 {{- end }}
 {{- include "muster.checkRelay" . }}
+{{- include "muster.checkWatcher" . }}
 {{- if .Release.IsUpgrade }}
 {{- include "muster.checkUpgrade" . }}
 {{- end }}

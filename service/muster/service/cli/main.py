@@ -20,6 +20,8 @@ from muster.service.cli.serving.relay import CONTEXT_SETTINGS as RELAY_SETTINGS
 from muster.service.cli.serving.relay import relay
 from muster.service.cli.serving.serve import serve
 from muster.service.cli.serving.settings import CONTEXT_SETTINGS
+from muster.service.cli.serving.watch import CONTEXT_SETTINGS as WATCH_SETTINGS
+from muster.service.cli.serving.watch import watch
 from muster.service.cli.views import checkpoint, describe, get
 from muster.service.cli.views.stack import stack
 from muster.service.cli.views.top import top
@@ -36,6 +38,7 @@ app = typer.Typer(
 app.command(context_settings=CONTEXT_SETTINGS)(serve)
 app.command(context_settings=CONTEXT_SETTINGS)(config)
 app.command(context_settings=RELAY_SETTINGS)(relay)
+app.command(context_settings=WATCH_SETTINGS)(watch)
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
 app.add_typer(checkpoint.app, name="checkpoint")

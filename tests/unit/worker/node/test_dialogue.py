@@ -1,5 +1,7 @@
 """What a node says to get a place, and what follows from the answers; no thread, no clock, no connection."""
 
+from dataclasses import replace
+
 import pytest
 
 from muster.v1 import common_pb2
@@ -33,6 +35,11 @@ def test_request_names_the_round_only_while_the_node_has_a_place():
     assert (dialogue.request(0.0).attempt, dialogue.request(0.0).round) == (1, 5)
     dialogue.join()
     assert (dialogue.request(0.0).attempt, dialogue.request(0.0).HasField("round")) == (2, False)
+
+
+@pytest.mark.parametrize(("name", "sent"), [("", ""), ("node-0", ""), ("gpu-7", "gpu-7")])
+def test_request_has_a_node_name_if_it_differs_from_the_address(name: str, sent: str):
+    assert JoinDialogue(replace(CONFIG, name=name)).request(0.0).node.name == sent
 
 
 def test_request_states_how_long_the_node_has_waited():

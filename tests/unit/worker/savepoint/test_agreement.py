@@ -11,7 +11,7 @@ from muster.service.core.vocabulary.model import SaveState
 from muster.worker.decision import Decision, Outcome
 from muster.worker.savepoint.agreement import AHEAD, Course, Next, Phase, Statement, combine, parse
 from muster.worker.session.save_request import SaveAsked
-from tests.support.world.core_world import RUN, World
+from tests.support.world.core_world import RUN, WALL, World
 from tests.support.world.trainers import Trainer
 
 
@@ -42,9 +42,9 @@ class Saves(RuleBasedStateMachine):
         for rank in range(len(self.trainers)):
             self.train(rank, 1)
 
-    @rule(stop=st.booleans())
-    def ask(self, stop: bool) -> None:
-        self.world.do(RequestSave(self.world.new_session(), RUN, stop, "someone", ""))
+    @rule(stop=st.booleans(), seconds=st.none() | st.sampled_from([1.0, 60.0, 800.0]))
+    def ask(self, stop: bool, seconds: float | None = None) -> None:
+        self.world.do(RequestSave(self.world.new_session(), RUN, stop, "someone", "", deadline=seconds))
 
     @rule()
     def cancel(self) -> None:
@@ -108,6 +108,22 @@ class Saves(RuleBasedStateMachine):
             savers = {t.client.rank for t in (*self.gone, *self.trainers) if done - 1 in t.saved}
             assert savers == set(range(len(self.trainers)))
 
+    @invariant()
+    def connected_ranks_know_the_deadline_of_the_open_request(self) -> None:
+        saving = self.world.coordinator.runs[RUN].saving
+        for trainer in self.trainers:
+            if trainer.client.session is None or saving.save is None or trainer.asked is None:
+                continue
+            assert trainer.asked.number <= saving.save.number
+            if saving.save.state.stands and trainer.asked.number == saving.save.number:
+                assert (trainer.deadline is None) is (saving.save.deadline is None)
+                if saving.save.deadline is not None and trainer.deadline is not None:
+                    due = saving.save.deadline - WALL
+                    # Past the deadline, a rank that connects is told that no time is left.
+                    assert due - 0.001 <= trainer.deadline <= max(due, trainer.client.save_asked_at) + 0.001
+            elif not saving.save.state.stands and trainer.asked.withdrawn:
+                assert trainer.deadline is None
+
     def teardown(self) -> None:
         """What stands, or is asked for now, is done by ranks that live."""
         trainers = self.trainers
@@ -129,6 +145,7 @@ class Saves(RuleBasedStateMachine):
         assert save.stop
         for trainer in trainers:
             trainer.look()
+            # It ends also if the request to stop was withdrawn after the ranks had agreed on its step.
             assert list(trainer.done.values())[-1]
             assert list(trainer.saved.values())[-1] == save.step
         self.all_save_at_the_same_steps_and_hear_the_same_of_the_end()

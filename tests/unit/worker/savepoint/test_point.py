@@ -2,16 +2,19 @@
 
 import os
 import queue
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
 from lab.patience import PATIENCE
-from muster.worker import SavePoint
+from muster.client.errors import EnvironmentValueError
+from muster.worker import SavePoint, environment
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.groups.voting import VotingBarrier
@@ -135,6 +138,37 @@ def test_save_point_answers_beside_the_main_thread_and_saves_once():
     assert not any(save.reached(step) for step in range(13, 20))
 
 
+def test_deadline_is_known_from_the_agreed_step_until_done(caplog: pytest.LogCaptureFixture):
+    save, group = made()
+    assert not save.reached(8)
+    group.ask(replace(ASKED, deadline=time.monotonic() + 90))
+    assert group.heard() == "agree 10 1 0"
+    assert re.search(r"asked for by ann; (90|8\d) s left", caplog.text)
+    group.answers.put("agree 10 1 0")
+    assert save.reached(10)
+    assert (save.deadline or 0.0) > time.monotonic()
+    group.ask(replace(ASKED, deadline=25.0))
+    assert (save.deadline or 0.0) == 25.0
+    group.answers.put("done 10 1 0")
+    save.done()
+    assert group.heard() == "done 10 1 0"
+    assert save.deadline is None
+
+
+def test_request_announced_again_is_voted_on_once():
+    save, group = made()
+    assert not save.reached(8)
+    for deadline in (90.0, 60.0, 25.0):
+        group.ask(replace(ASKED, deadline=deadline))
+    assert group.heard() == "agree 10 1 0"
+    group.answers.put(failed(Outcome.MEMBER_LOST))
+    group.ask(replace(ASKED, deadline=12.0))
+    # The request of another number is the next one to be voted on.
+    group.ask(SaveAsked(2, 1, stop=False, reason=""))
+    assert group.heard() == "agree 10 2 0"
+    group.answers.put(failed(Outcome.MEMBER_LOST, 1))
+
+
 def test_save_point_answers_only_after_the_first_step():
     save, group = made()
     group.ask(ASKED)
@@ -242,26 +276,86 @@ def test_rank_that_restarts_alone_fails_the_open_request(monkeypatch: pytest.Mon
     group.answers.put(failed(Outcome.ABORTED, 2))
 
 
-def test_signal_requests_a_save_and_calls_the_previous_handler(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[Any]":
+    """What the coordinator is asked for."""
     asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    own: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: own.append(number))
 
     def ask(search: object, channel: object, method: object, request: Any, *_: object, **__: object) -> None:
         asked.put(request)
 
     monkeypatch.setattr(notices, "ask_leader", ask)
+    return asked
+
+
+def test_signal_requests_a_save_and_calls_the_previous_handler(requests: "queue.SimpleQueue[Any]"):
+    own: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: own.append(number))
     try:
         handler = signal.getsignal(signal.SIGUSR2)
         with SavePoint(signals=[signal.SIGUSR2]):
             os.kill(os.getpid(), signal.SIGUSR2)
-            request = asked.get(timeout=60)
+            request = requests.get(timeout=60)
             assert (request.run_id, request.stop, request.known_number) == ("job", True, 0)
             assert (request.by, request.reason) == ("rank 0 (here)", "SIGUSR2")
             assert own == [signal.SIGUSR2]
         assert signal.getsignal(signal.SIGUSR2) is handler
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "timeout", "under_torchrun", "deadline"),
+    [
+        (signal.SIGTERM, "110", True, True),
+        (signal.SIGTERM, "110", False, False),
+        (signal.SIGTERM, "", True, False),
+        (signal.SIGUSR2, "110", True, False),
+    ],
+)
+def test_only_sigterm_of_torchrun_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+    requests: "queue.SimpleQueue[Any]",
+    number: signal.Signals,
+    timeout: str,
+    under_torchrun: bool,
+    deadline: bool,
+):
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", timeout)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job" if under_torchrun else "")
+    before = signal.signal(number, lambda *_: None)
+    try:
+        with SavePoint(signals=[number]):
+            os.kill(os.getpid(), number)
+            request = requests.get(timeout=60)
+            assert (0 < request.deadline_ms <= 110_000) is deadline
+            assert (request.deadline_ms == 0) is not deadline
+    finally:
+        signal.signal(number, before)
+
+
+def test_deadline_of_a_signal_counts_from_the_signal_at_each_attempt(
+    monkeypatch: pytest.MonkeyPatch, requests: "queue.SimpleQueue[Any]"
+):
+    left: list[int] = []
+
+    def fail(search: object, channel: object, method: object, request: Any, *_: object, **__: object) -> None:
+        left.append(request.deadline_ms)
+        if len(left) < 3:
+            raise EnvironmentValueError("no token")
+        requests.put(request)
+
+    monkeypatch.setattr(notices, "ask_leader", fail)
+    monkeypatch.setattr(notices, "PAUSE", 0.01)
+    monkeypatch.setattr(environment, "shutdown_timeout", lambda: 60)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with SavePoint(signals=[signal.SIGTERM]):
+            os.kill(os.getpid(), signal.SIGTERM)
+            requests.get(timeout=60)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert 60_000 >= left[0] > left[1] > left[2] > 0
 
 
 def test_signal_ends_a_forked_child_as_without_a_save_point():

@@ -47,6 +47,8 @@ class NodeConfig:
     """Limit for the first contact with the coordinator."""
     call_timeout: float
     """Limit for leaving."""
+    name: str = ""
+    """The machine's, as the scheduler knows it; empty: the same as ``address``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class JoinDialogue:
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
-        self.node = pb.Node(incarnation=uuid.uuid4().hex, address=config.address, pid=os.getpid())
+        name = config.name if config.name != config.address else ""
+        self.node = pb.Node(incarnation=uuid.uuid4().hex, address=config.address, pid=os.getpid(), name=name)
         self.attempt = 0
         self.closed: Closed | None = None
         self.stopped: Stopped | None = None

@@ -118,6 +118,14 @@ class Course:
         """Return whether a request is open, be it this process's or not."""
         return asked is not None and not asked.withdrawn and asked.number > self._done
 
+    def deadline(self, asked: SaveAsked | None) -> float | None:
+        """Return when the save of an open request must be complete; None: there is no deadline.
+
+        Args:
+            asked: the newest request that this rank knows.
+        """
+        return asked.deadline if asked is not None and self.stands(asked) else None
+
     @property
     def idle(self) -> bool:
         """Whether no other rank waits for this one, and it has nothing to do."""

@@ -5,8 +5,10 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Iterable
 from types import FrameType
+from typing import NamedTuple
 
 import grpc
 
@@ -14,6 +16,7 @@ from muster.client.calls import reason_of
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, replicas_of
 from muster.v1 import run_pb2, run_pb2_grpc
+from muster.worker import environment
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.transport.channel import open_channel
 from muster.worker.transport.fork_guard import start_thread
@@ -27,6 +30,16 @@ FINAL = frozenset({"RUN_NOT_FOUND", "RUN_FORGOTTEN", "INVALID_ARGUMENT", "ROLE_T
 """Refusals that another attempt would not change."""
 PAUSE = 1.0
 """Seconds between two attempts."""
+
+
+class _Taken(NamedTuple):
+    """A signal that this process got."""
+
+    signal: int
+    known: int
+    """The newest request that was known when it came."""
+    at: float
+    """Seconds on the monotonic clock."""
 
 
 class Notices:
@@ -49,7 +62,7 @@ class Notices:
         self._config = config
         self._owner = os.getpid()
         self._replicas = replicas_of(config.endpoint)
-        self._taken: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[_Taken | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self.signalled = False
         """Whether this process got one of the signals."""
@@ -83,32 +96,28 @@ class Notices:
             return
         self.signalled = True
         asked = self._barrier.save_asked
-        self._taken.put((number, asked.number if asked is not None else 0))
+        self._taken.put(_Taken(number, asked.number if asked is not None else 0, time.monotonic()))
         if callable(handler):
             handler(number, frame)
 
     def _run(self) -> None:
         while (taken := self._taken.get()) is not None:
-            number, known = taken
-            self._ask(signal.Signals(number).name, known)
+            self._ask(taken)
 
-    def _ask(self, name: str, known: int) -> None:
-        """Request a save until the coordinator answers.
-
-        Args:
-            name: the signal's.
-            known: the newest request that was known when the signal came. If all ranks get the signal, the
-                coordinator makes one request of it.
-        """
-        config = self._config
+    def _ask(self, taken: "_Taken") -> None:
+        """Request a save until the coordinator answers. If all ranks get a signal, it is one request."""
+        config, name = self._config, signal.Signals(taken.signal).name
+        deadline = _deadline(taken)
         request = run_pb2.RequestSaveRequest(
             run_id=config.run_id,
             stop=True,
             by=f"rank {config.rank} ({config.host})",
             reason=name,
-            known_number=known,
+            known_number=taken.known,
         )
         while not self._closed.is_set():
+            if deadline is not None:
+                request.deadline_ms = max(1, round((deadline - time.monotonic()) * 1000))
             search = Search(self._replicas)
             try:
                 ask_leader(search, open_channel, _request_save, request, ATTEMPT, wait=True)
@@ -121,6 +130,12 @@ class Notices:
                 if reason_of(error) in FINAL or error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return
             self._closed.wait(PAUSE)
+
+
+def _deadline(taken: _Taken) -> float | None:
+    """Return when this process will be killed after a signal, on the monotonic clock; None: not known."""
+    timeout = environment.shutdown_timeout() if taken.signal == signal.SIGTERM else None
+    return taken.at + timeout if timeout is not None else None
 
 
 def _request_save(

@@ -4,6 +4,7 @@ import logging
 import operator
 import signal
 import threading
+import time
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -12,7 +13,7 @@ from muster.worker.decision import Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.savepoint.agreement import PREFIX, Course, Next
 from muster.worker.savepoint.notices import Notices
-from muster.worker.session.save_request import SaveAsked
+from muster.worker.session.save_request import SaveAsked, time_left
 from muster.worker.transport.fork_guard import start_thread
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,18 @@ class SavePoint:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def deadline(self) -> float | None:
+        """When the requested save must be complete, on ``time.monotonic()`` of this process.
+
+        It has its value when :meth:`reached` returns True, and until :meth:`done` returns. It may become
+        earlier meanwhile, when another notice comes. None: no save is requested, or there is no deadline.
+
+        The clocks of ranks differ, and a rank may hear of an earlier deadline before another one. So one rank
+        must decide what follows from the deadline, such as a smaller save, and broadcast its decision.
+        """
+        return self._course.deadline(self._barrier.save_asked)
 
     def reached(self, step: int) -> bool:
         """Return whether all ranks are to save now. Without a request, it only reads local memory.
@@ -189,7 +202,8 @@ class SavePoint:
         with self._changed:
             self._changed.wait_for(lambda: self._step is not None or self._closed)
             if not self._closed:
-                logger.warning("a save at one step of all ranks is %s", asked.reason)
+                left = time_left(asked, time.monotonic())
+                logger.warning("a save at one step of all ranks is %s%s", asked.reason, left)
                 assert self._step is not None
                 self._course.promise(self._step)
                 # The main thread may have passed further steps before it saw the bound.

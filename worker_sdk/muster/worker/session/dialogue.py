@@ -7,7 +7,7 @@ again on each stream, which is always safe.
 import logging
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.rpc.error_details_pb2 import ErrorInfo
 
@@ -36,6 +36,8 @@ class SessionConfig:
     rank: int
     host: str
     node_rank: int | None = None
+    node_name: str = field(default="", compare=False)
+    """As the scheduler knows it; empty: the same as ``host``."""
 
 
 class SessionDialogue:
@@ -69,6 +71,7 @@ class SessionDialogue:
             rank=config.rank,
             incarnation=uuid.uuid4().hex,
             host=config.host,
+            node_name=config.node_name if config.node_name != config.host else "",
             pid=os.getpid(),
             node_rank=config.node_rank,
         )
@@ -128,8 +131,13 @@ class SessionDialogue:
 
     # ------------------------------------------------------------------ what it hears
 
-    def hear(self, response: pb.ConnectResponse) -> None:
-        """Handle a message other than a welcome, an inspection, or the notice of a drain."""
+    def hear(self, response: pb.ConnectResponse, now: float) -> None:
+        """Handle a message other than a welcome, an inspection, or the notice of a drain.
+
+        Args:
+            response: the message.
+            now: seconds on the monotonic clock.
+        """
         kind = response.WhichOneof("message")
         if kind == "decision":
             decision = response.decision
@@ -149,7 +157,7 @@ class SessionDialogue:
                 logger.warning("run %s was closed by %s; barriers go on", self.config.run_id, closed)
             self.closed = closed
         elif kind == "save_asked":
-            self.save_asked = asked_from_pb(response.save_asked)
+            self.save_asked = asked_from_pb(response.save_asked, now).after(self.save_asked)
         elif kind == "refusal":
             self._refused(response.refusal)
 

@@ -278,7 +278,7 @@ class Session:
                 return Heard.DRAINING
             if kind == "welcome":
                 return self._welcomed(response.welcome)
-            self._dialogue.hear(response)
+            self._dialogue.hear(response, time.monotonic())
             self._changed.notify_all()
             return Heard.MESSAGE
 

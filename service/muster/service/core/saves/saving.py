@@ -27,6 +27,8 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 PREFIX = "muster/save"
 """The group of the barriers at which ranks agree on a save and confirm it."""
+MIN_SHORTENING = 1.0
+"""Seconds by which a deadline must be earlier to count: ranks that get one signal differ by less."""
 MAX_LATE_BYTES = 4096
 """Bytes of the sentence that names the ranks that are late; the rest is cut."""
 
@@ -148,7 +150,7 @@ class Saving:
                 extended,
                 across_generations=last.across_generations or ask.across_generations,
                 covers_plain=last.covers_plain or (last.stop and not ask.stop),
-                deadline=_earlier(last.deadline, deadline),
+                deadline=deadline if _is_earlier(deadline, last.deadline) else last.deadline,
             )
         if extended != last:
             self._keep(extended, effects)
@@ -210,7 +212,9 @@ class Saving:
     def _apply_release(self, save: Save, votes: list[SaveVote], now: Instant, effects: Effects) -> None:
         step = max(vote.step for vote in votes)
         if votes[0].phase is Phase.DONE:
-            self._keep(replace(save, state=SaveState.DONE, step=step, ended_at=now.wall), effects)
+            # Ranks that agreed on a request to stop stop, even if it was withdrawn since.
+            stop = save.stop or any(vote.stop for vote in votes)
+            self._keep(replace(save, state=SaveState.DONE, stop=stop, step=step, ended_at=now.wall), effects)
             took = report.seconds(max(0.0, now.wall - save.asked_at))
             self._note("done", f"was done by all ranks at step {step}, {took} after it was asked", effects)
         elif save.state is SaveState.ASKED:
@@ -321,6 +325,11 @@ def _announcement(save: Save, now: Instant) -> SaveAsked:
 def _earlier(one: float | None, other: float | None) -> float | None:
     """Return the earlier of two deadlines; None: none of them is set."""
     return min((at for at in (one, other) if at is not None), default=None)
+
+
+def _is_earlier(deadline: float | None, than: float | None) -> bool:
+    """Whether a deadline is so much earlier that the ranks must be told again."""
+    return deadline is not None and (than is None or deadline <= than - MIN_SHORTENING)
 
 
 def _because(reason: str) -> str:

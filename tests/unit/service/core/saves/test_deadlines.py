@@ -3,7 +3,7 @@
 import pytest
 
 from muster.service.core.saves.saving import PREFIX
-from muster.service.core.vocabulary.effects import SaveRequested
+from muster.service.core.vocabulary.effects import SaveAsked, SaveRequested
 from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, RequestSave
 from muster.service.core.vocabulary.model import Save, SaveState
 from muster.service.core.vocabulary.refusal import Reason
@@ -72,6 +72,15 @@ def test_earlier_of_two_deadlines_counts(
     assert some(answer.save.deadline) - answer.save.asked_at == pytest.approx(counts)
     heard = [some(client.save_asked) for client in clients]
     assert [(one.number, one.seconds_left) for one in heard] == [(1, counts), (1, counts)]
+
+
+def test_hardly_earlier_deadline_is_not_announced_again(world: World):
+    world.ranks(prefix=PREFIX)
+    ask(world, 30.0)
+    world.wait(0.5)
+    answer = ask(world, 29.0)
+    assert some(answer.save.deadline) - answer.save.asked_at == pytest.approx(30.0)
+    assert [message for _, message in world.last.deliveries if isinstance(message, SaveAsked)] == []
 
 
 def test_request_to_stop_keeps_the_deadline_of_the_plain_one_that_it_replaces(world: World):

@@ -24,7 +24,7 @@ class SaveTraces:
         # A job without a coordinator counts from 0 at every start: its traces would mix.
         # Opened now, because an import must not delay a save, nor be under way when a child is forked.
         self._export = None if isinstance(barrier, LocalBarrier) else span_export()
-        self._rank = Rank(barrier.run_id, barrier.generation, barrier.rank, environment.host())
+        self._rank = Rank(barrier.run_id, barrier.generation, barrier.rank, environment.host_name())
 
     def decided(self, call: Call) -> None:
         """Export the spans of a save until its decision, on the thread that waits for decisions."""

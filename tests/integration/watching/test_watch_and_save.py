@@ -1,0 +1,102 @@
+"""Watchers of two nodes, a metadata server each, and a real coordinator with a rank on each node."""
+
+import os
+import queue
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+
+from lab.patience import PATIENCE, until
+from lab.processes.coordinator import Coordinator
+from lab.processes.watcher import Watcher
+from muster.v1 import run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
+from tests.support.watching.metadata import FakeAws
+
+NODES = ("node-1", "node-2")
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    with Coordinator(tmp_path, state="memory:") as running:
+        yield running
+
+
+@pytest.fixture
+def connection(coordinator: Coordinator) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(coordinator.endpoint) as opened:
+        yield opened
+
+
+@contextmanager
+def rank_on(connection: grpc.Channel, node_name: str, run_id: str, rank: int = 0) -> Iterator[None]:
+    """Connect a rank from a node."""
+    said: queue.SimpleQueue[session_pb2.ConnectRequest | None] = queue.SimpleQueue()
+    process = session_pb2.Process(
+        rank=rank, incarnation=f"{run_id}-{rank}", host="h", pid=1, node_name=node_name
+    )
+    hello = session_pb2.Hello(run_id=run_id, processes=[process], protocol_version=1)
+    said.put(session_pb2.ConnectRequest(hello=hello))
+    stream = session_pb2_grpc.SessionServiceStub(connection).Connect(iter(said.get, None))
+    next(stream)
+    try:
+        yield
+    finally:
+        said.put(None)
+        stream.cancel()
+
+
+def save_of(connection: grpc.Channel, run_id: str) -> run_pb2.Save | None:
+    request = run_pb2.RunServiceGetRequest(run_id=run_id)
+    run = run_pb2_grpc.RunServiceStub(connection).Get(request, timeout=PATIENCE).run
+    return run.save if run.HasField("save") else None
+
+
+def test_two_nodes_of_a_run_are_one_save_and_other_runs_train_on(
+    coordinator: Coordinator, connection: grpc.Channel, tmp_path: Path
+):
+    with ExitStack() as stack:
+        clouds = [stack.enter_context(FakeAws()) for _ in NODES]
+        for number, node in enumerate(NODES):
+            stack.enter_context(rank_on(connection, node, "both", number))
+        stack.enter_context(rank_on(connection, "node-3", "elsewhere"))
+        watchers = [
+            Watcher(
+                tmp_path,
+                coordinator.endpoint,
+                node,
+                "aws",
+                extra=(f"--metadata-url={cloud.base}", "--interval=0.1"),
+                environment=dict(os.environ),
+            )
+            for node, cloud in zip(NODES, clouds, strict=True)
+        ]
+        for watcher in watchers:
+            stack.enter_context(watcher)
+        clouds[0].recommend_rebalance()
+        until(lambda: save_of(connection, "both"))
+        advised = save_of(connection, "both")
+        assert advised is not None
+        assert not advised.stop
+        for cloud in clouds:
+            cloud.interrupt(seconds=120)
+        for watcher in watchers:
+            until(partial(asked, watcher, 1))
+        stopping = save_of(connection, "both")
+        assert stopping is not None
+        assert stopping.stop
+        for watcher in watchers:
+            watcher.kill()
+            watcher.start()
+            until(partial(asked, watcher, 2))
+        assert save_of(connection, "both") == stopping
+        assert save_of(connection, "elsewhere") is None
+
+
+def asked(watcher: Watcher, times: int) -> bool:
+    """Return whether a watcher's lives had the run saved so often for the interruption."""
+    lines = [line for line in watcher.log.splitlines() if "aws/spot" in line]
+    return sum("asked to save: both" in line for line in lines) == times

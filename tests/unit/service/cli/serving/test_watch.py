@@ -1,0 +1,120 @@
+"""How ``muster watch`` is told what to do, and what it says where it cannot."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from muster.service.app import watcher as app_watcher
+from muster.service.app.watcher import WatcherSettings
+from muster.service.cli.failure import Exit
+from muster.service.cli.main import app
+from muster.service.cli.serving.watch import SourceName
+from muster.service.telemetry import logs
+from muster.watcher.sources.registry import SOURCES
+from tests.unit.service.cli.test_main import invoke
+
+GOOD = ("watch", "--source=kubernetes", "--endpoint=muster:7550")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[WatcherSettings]:
+    """What watchers were told that began."""
+    settings: list[WatcherSettings] = []
+
+    async def run(given: WatcherSettings) -> None:
+        settings.append(given)
+
+    monkeypatch.setattr(app_watcher, "run_watcher", run)
+    monkeypatch.setattr(logs, "configure", lambda _: None)
+    return settings
+
+
+def test_each_source_of_the_registry_can_be_named():
+    assert {one.value for one in SourceName} == set(SOURCES)
+
+
+def test_what_is_given_is_done(told: list[WatcherSettings]):
+    result = invoke(
+        *("watch", "--source", "kubernetes", "--source", "aws", "--source", "aws", "-e", "a:1, b:1,a:1"),
+        *("--node", "node-7", "--http", "127.0.0.1:9", "--namespace", "team-a", "--namespace", "team-b"),
+        *("--pod-selector", "app=train", "--cordon", "stop", "--taint", "example.org/leaving"),
+        *("--kubeconfig", "/etc/k", "--metadata-url", "http://127.0.0.1:1"),
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    (settings,) = told
+    options = settings.options
+    assert (settings.endpoint, settings.sources) == ("a:1,b:1", ["kubernetes", "aws"])
+    assert str(settings.http) == "127.0.0.1:9"
+    assert (options.node_name, options.namespaces) == ("node-7", ["team-a", "team-b"])
+    assert (options.pod_selector, options.cordon, options.taints) == (
+        "app=train",
+        "stop",
+        ("example.org/leaving",),
+    )
+    assert (options.kubeconfig, options.metadata_url) == ("/etc/k", "http://127.0.0.1:1")
+
+
+def test_the_environment_is_asked_too(told: list[WatcherSettings]):
+    environment = {
+        "MUSTER_WATCH_SOURCE": "kubernetes aws",
+        "MUSTER_ENDPOINT": "a:1",
+        "MUSTER_NODE_NAME": "node-7",
+        "MUSTER_WATCH_NAMESPACE": "team-a team-b",
+    }
+    assert CliRunner().invoke(app, ["watch"], env=environment).exit_code == 0
+    (settings,) = told
+    assert (settings.endpoint, settings.sources) == ("a:1", ["kubernetes", "aws"])
+    assert (settings.options.node_name, settings.options.namespaces) == ("node-7", ["team-a", "team-b"])
+    assert (settings.options.cordon, settings.http) == ("save", None)
+
+
+def test_node_has_the_name_that_its_scheduler_gives_it(told: list[WatcherSettings]):
+    environment = {"MUSTER_NODE_NAME": "", "SLURMD_NODENAME": "slurm"}
+    assert CliRunner().invoke(app, [*GOOD], env=environment).exit_code == 0
+    assert CliRunner().invoke(app, [*GOOD, "--node=mine"], env=environment).exit_code == 0
+    assert [settings.options.node_name for settings in told] == ["slurm", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("watch", "--source=kubernetes"), "endpoint"),
+        (("watch", "--endpoint=a:1"), "source"),
+        (("watch", "--source=heroku", "--endpoint=a:1"), "heroku"),
+        ((*GOOD, "--endpoint=a"), "host:port"),
+        ((*GOOD, "--http=9"), "HOST:PORT"),
+        ((*GOOD, "--cordon=panic"), "panic"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(told: list[WatcherSettings], arguments: tuple[str, ...], words: str):
+    result = invoke(*arguments)
+    assert result.exit_code == Exit.USAGE
+    assert words in result.stderr
+    assert not told
+
+
+def test_missing_library_is_named():
+    program = (
+        "import sys; sys.modules['kubernetes_asyncio'] = None\n"
+        "from muster.service.cli.script import main; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, *GOOD], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert result.returncode == Exit.FAILED
+    assert "kubernetes_asyncio, which is not installed" in result.stderr
+    assert "muster-coordinator[service,watch]" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_neither_torch_nor_the_sdk_is_imported():
+    program = (
+        "import sys, muster.service.app.watcher, muster.watcher.sources.kubernetes\n"
+        "print([name for name in sys.modules if name == 'torch' or name.startswith('muster.worker')])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,139 @@
+"""The connection to the leading coordinator, for the few calls of a watcher."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from muster.client.addresses import target_of
+from muster.client.calls import ELSEWHERE, channel_options, reason_of, search_on
+from muster.client.credentials import TOKEN_REFUSED, Credentials
+from muster.client.errors import EnvironmentValueError
+from muster.client.replicas import Replicas, Search, Target
+from muster.v1 import run_pb2_grpc
+
+Response = TypeVar("Response")
+
+CALL_TIMEOUT = 8.0
+"""Seconds for one call, the search for the leader included."""
+
+
+class CoordinatorError(Exception):
+    """A call failed. The message says why, for people.
+
+    Args:
+        message: what happened.
+        reason: the reason of the coordinator's refusal; empty: the coordinator was not reached.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Connection:
+    """A connection to the coordinator, whichever of its replicas leads.
+
+    Args:
+        endpoint: the coordinator, its replicas, or a relay.
+        timeout: seconds for one call.
+        clock: seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, endpoint: str, timeout: float = CALL_TIMEOUT, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._replicas = Replicas(endpoint, clock)
+        self._timeout = timeout
+        self._clock = clock
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def call(self, make: Callable[[Any, float, Any], Awaitable[Response]]) -> Response:
+        """Make a call that may be repeated.
+
+        Args:
+            make: takes the stub of ``RunService``, seconds for this attempt, and metadata; makes the call.
+
+        Raises:
+            CoordinatorError: the coordinator refused the call, or did not answer in time.
+        """
+        deadline = self._clock() + self._timeout
+        search = Search(self._replicas)
+        while True:
+            left = deadline - self._clock()
+            if left <= 0:
+                raise CoordinatorError(f"the coordinator did not answer: {search.said}")
+            target = search.begin()
+            try:
+                metadata = await _metadata(search, target)
+                stub = run_pb2_grpc.RunServiceStub(self._channel(target))
+                response = await make(stub, left, metadata)
+            except grpc.aio.AioRpcError as error:
+                reason = reason_of(error)
+                if reason and reason not in ELSEWHERE | TOKEN_REFUSED:
+                    search.answered()
+                    raise CoordinatorError(error.details() or reason, reason) from error
+                # A look-up of a name may take long, and must not stop the loop.
+                pause = await asyncio.to_thread(search_on, search, error)
+                await self._drop(target)
+                if reason in TOKEN_REFUSED and deadline - self._clock() <= pause:
+                    raise CoordinatorError(error.details() or reason, reason) from error
+                if not reason and error.code() in _FINAL:
+                    raise CoordinatorError(f"{error.code().name}: {error.details()}") from error
+            except EnvironmentValueError as error:
+                raise CoordinatorError(str(error)) from error
+            else:
+                search.answered()
+                return response
+            await asyncio.sleep(min(pause, max(deadline - self._clock(), 0.0)))
+
+    def _channel(self, target: Target) -> grpc.aio.Channel:
+        channel = self._channels.get(target.address)
+        if channel is None:
+            channel = self._channels[target.address] = _open(target)
+        return channel
+
+    async def _drop(self, target: Target) -> None:
+        """Close a connection that failed: the next one may use new certificates."""
+        channel = self._channels.pop(target.address, None)
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+
+_FINAL = frozenset(
+    {
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+"""Statuses without a reason that another attempt would not change."""
+
+
+async def _metadata(search: Search, target: Target) -> list[tuple[str, str]]:
+    credentials = Credentials.toward(target.address)
+    if credentials.token_command:
+        authorization = await asyncio.to_thread(credentials.authorization)
+    else:
+        authorization = credentials.authorization()
+    return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
+
+
+def _open(target: Target) -> grpc.aio.Channel:
+    credentials = Credentials.toward(target.address)
+    address, options = target_of(target.address), channel_options(target)
+    tls = credentials.channel_credentials()
+    if tls is None:
+        credentials.warn_if_readable(target.address)
+        return grpc.aio.insecure_channel(address, options=options)
+    named = [*options, *credentials.name_options(target.tls_name)]
+    return grpc.aio.secure_channel(address, tls, options=named)

@@ -226,7 +226,7 @@ class Replacing:
         return gone
 
     def _command(self, victim: Agent) -> "subprocess.Popen[str]":
-        command = [str(MUSTER), "replace", self._job.run_id, victim.address, f"--wait={WAIT}"]
+        command = [str(MUSTER), "replace", self._job.run_id, victim.node, f"--wait={WAIT}"]
         return fork_client.popen(
             [*command, f"--endpoint={self._job.endpoint}"],
             stdin=subprocess.DEVNULL,

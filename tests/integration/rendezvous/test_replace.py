@@ -28,17 +28,13 @@ def test_node_with_rank_0_is_replaced_and_no_step_is_trained_again(
     for _ in range(NODES):
         job.start()
     number, (first, other) = job.in_round()
-    refused = muster(coordinator.endpoint, "replace", "job", first.address, "--wait=0")
+    refused = muster(coordinator.endpoint, "replace", "job", first.node, "--wait=0")
     assert (refused.returncode, "0 of 1 nodes stand by" in refused.stderr) == (4, True), refused.stderr
     spare = job.start()
     job.trains(number, steps=10)
-    replaced = muster(
-        coordinator.endpoint, "replace", "job", first.address, "--wait=100", "--reason=bad disk"
-    )
+    replaced = muster(coordinator.endpoint, "replace", "job", first.node, "--wait=100", "--reason=bad disk")
     assert replaced.returncode == 0, replaced.stderr + job.said()
-    assert (
-        f"node {first.address} was replaced; round {number + 1} is complete with 2 nodes" in replaced.stdout
-    )
+    assert f"node {first.node} was replaced; round {number + 1} is complete with 2 nodes" in replaced.stdout
     assert first.wait() == EVICTED, first.said()
     later, agents = job.in_round(after=number)
     assert agents == [spare, other]

@@ -27,6 +27,7 @@ class RunRecord(google.protobuf.message.Message):
     CLOSED_FIELD_NUMBER: builtins.int
     ACTIVE_AT_FIELD_NUMBER: builtins.int
     STOPPED_FIELD_NUMBER: builtins.int
+    EVICTED_NODES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     generation: builtins.int
@@ -43,6 +44,10 @@ class RunRecord(google.protobuf.message.Message):
     def stopped(self) -> muster.v1.common_pb2.Stopped:
         """How a generation was stopped. It counts until a newer one starts."""
 
+    @property
+    def evicted_nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EvictedNode]:
+        """The last nodes that were evicted, oldest first."""
+
     def __init__(
         self,
         *,
@@ -51,11 +56,36 @@ class RunRecord(google.protobuf.message.Message):
         closed: muster.v1.common_pb2.Closed | None = ...,
         active_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         stopped: muster.v1.common_pb2.Stopped | None = ...,
+        evicted_nodes: collections.abc.Iterable[global___EvictedNode] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "stopped", b"stopped"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "generation", b"generation", "run_id", b"run_id", "stopped", b"stopped"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "evicted_nodes", b"evicted_nodes", "generation", b"generation", "run_id", b"run_id", "stopped", b"stopped"]) -> None: ...
 
 global___RunRecord = RunRecord
+
+@typing.final
+class EvictedNode(google.protobuf.message.Message):
+    """EvictedNode is an agent that may never join again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    incarnation: builtins.str
+    """The id of the agent's life."""
+    round: builtins.int
+    """The complete round that it was in; unset: it was in none."""
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.str = ...,
+        round: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "incarnation", b"incarnation", "round", b"round"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
+
+global___EvictedNode = EvictedNode
 
 @typing.final
 class EvictionRecord(google.protobuf.message.Message):

@@ -365,6 +365,20 @@ def steps_to_pb(view: views.StepsView) -> run_pb2.RunSteps:
     return run_pb2.RunSteps(highest=view.highest, lowest=view.lowest, lowest_rank=view.lowest_rank)
 
 
+def nodes_to_pb(nodes: Iterable[views.NodeView]) -> list[rendezvous_pb2.NodeView]:
+    """Convert nodes for people."""
+    return [
+        rendezvous_pb2.NodeView(
+            node=node_to_pb(node.info),
+            standing=rendezvous_pb2.NodeStanding.ValueType(node.standing),
+            rank=node.rank,
+            connected=node.connected,
+            since_ms=milliseconds(node.since),
+        )
+        for node in nodes
+    ]
+
+
 def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
     """Convert a rendezvous for people."""
     settings = view.settings
@@ -374,16 +388,7 @@ def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
         complete=view.complete,
         min_nodes=settings.min_nodes if settings is not None else 0,
         max_nodes=settings.max_nodes if settings is not None else 0,
-        nodes=[
-            rendezvous_pb2.NodeView(
-                node=node_to_pb(node.info),
-                standing=rendezvous_pb2.NodeStanding.ValueType(node.standing),
-                rank=node.rank,
-                connected=node.connected,
-                since_ms=milliseconds(node.since),
-            )
-            for node in view.nodes
-        ],
+        nodes=nodes_to_pb(view.nodes),
         departed=[
             rendezvous_pb2.DepartedNode(
                 node=node_to_pb(one.info),

@@ -81,12 +81,15 @@ class Run:
         """Restore how the run ended, if it did."""
         self.closed = record.closed
         self.stopping.stored = record.stopped
+        self.rendezvous.evictions.restore(record.evicted_nodes)
 
     def write_record(self, now: Instant, effects: Effects) -> None:
         """Make the run's own record durable; this counts as a use."""
         self.last_used = self.recorded_use = now
-        stopped = self.stopping.stopped
-        effects.records.append(RunRecord(self.run_id, self.generation, self.closed, now.wall, stopped))
+        stopped, evicted = self.stopping.stopped, self.rendezvous.evictions.nodes
+        effects.records.append(
+            RunRecord(self.run_id, self.generation, self.closed, now.wall, stopped, evicted)
+        )
 
     def is_on_node(self, node_name: str) -> bool:
         """Whether a living process is on a node, or an agent of the complete round.

@@ -96,7 +96,7 @@ class SaveRequests:
         if run.roster.deserted and not len(run.rendezvous):
             raise refusals.no_members(run.run_id)
         if ask.known is not None and run.rendezvous.restarts:
-            # The signal to this rank is its agent's, which restarts its workers to let other nodes in.
+            # The signal is of the agent, which restarts its workers for other nodes or after an eviction.
             ask = replace(ask, stop=False)
         return run.saving.request(ask, run.stopping.coming_generation, now, effects)
 

@@ -260,6 +260,14 @@ class NodeInfo(NamedTuple):
         return self.name or self.address
 
 
+class EvictedNode(NamedTuple):
+    """An agent that was evicted: it may never join again."""
+
+    incarnation: str
+    round: int | None
+    """The complete round that it was in; None: it was in none."""
+
+
 class NodeStanding(enum.IntEnum):
     """A node's place in the rendezvous of its run."""
 
@@ -280,6 +288,11 @@ class RendezvousSettings:
     """How long a round waits for more nodes after ``min_nodes`` have joined."""
     keep_alive_timeout: float
     """How long the node's place is kept when its stream is lost."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The fewest and the most nodes of a round."""
+        return self.min_nodes, self.max_nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class AuditedCall:
             self._entry(OPEN)
 
     def changed(self, run_ids: Sequence[str]) -> None:
-        """Take note of the runs that the request changed. If there is none, it has no entry.
+        """Take note of the runs that the request changed. A request that changed no run has no entry.
 
         Watchers repeat each request every few seconds, and only the first one changes anything.
         """

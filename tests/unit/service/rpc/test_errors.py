@@ -61,7 +61,12 @@ def test_reasons_have_the_form_that_the_standard_demands(reason: Reason):
 def test_only_transient_refusals_have_codes_that_clients_retry():
     """gRPC's own retry policies, and many clients, try again on UNAVAILABLE whatever it says."""
     retried = [r for r, code in errors.CODES.items() if code is grpc.StatusCode.UNAVAILABLE]
-    assert retried == [Reason.COORDINATOR_DRAINING, Reason.NOT_LEADER, Reason.KEYS_UNAVAILABLE]
+    assert retried == [
+        Reason.RANKS_RECONNECT,
+        Reason.COORDINATOR_DRAINING,
+        Reason.NOT_LEADER,
+        Reason.KEYS_UNAVAILABLE,
+    ]
 
 
 def test_draining_coordinator_says_when_to_come_back():

@@ -114,9 +114,8 @@ class Rendezvous:
 
     def is_on_node(self, node_name: str) -> bool:
         """Whether an agent of the complete round is on a node."""
-        return self.complete and any(
-            node.info.node_name == node_name for node in self._places.participants.values()
-        )
+        participants = self._places.participants.values()
+        return self.complete and any(node.info.node_name == node_name for node in participants)
 
     @property
     def restarts(self) -> bool:

@@ -15,7 +15,7 @@ def key_of(notice: str, *, stop: bool) -> str:
     """Return the id under which a notice is kept: one to stop is not the same as one to save.
 
     Args:
-        notice: the id of the notice; empty: there is none.
+        notice: the id of the notice, or empty.
         stop: whether training ends after the save.
     """
     return f"{STOP if stop else 'save '}{notice}" if notice else ""

@@ -216,7 +216,7 @@ class Saving:
         """Count a notice as heeded by the newest request, because the run stopped for that.
 
         Args:
-            notice: the id of the notice; empty: there is none.
+            notice: the id of the notice, or empty.
             stop: whether it asks for the end of training.
             effects: receives what follows.
         """

@@ -368,7 +368,7 @@ def test_notice_repeated_while_a_new_round_forms_does_not_replace_an_agreed_save
     """The agents' places are gone, their workers save still, and a new agent forms round 1. n1 comes again.
 
     If that made request 2, for round 1, the votes for request 1 would count for nothing. Training ended, but
-    the run would not be STOPPED (invariant 23), and the job that starts in round 1 would be stopped at once.
+    the run would not be STOPPED, and the job that starts in round 1 would be stopped at once.
     """
     world = RendezvousWorld(nodes(2, 3))
     a, b = world.several("a", "b")

@@ -1,5 +1,6 @@
 """The way to the leader, with small coordinators on loopback."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -122,6 +123,33 @@ async def test_search_ends_in_time():
     with pytest.raises(CoordinatorError, match="the coordinator did not answer") as caught:
         await sent(more=[f"127.0.0.1:{free_port()}"], seconds=0.5)
     assert caught.value.reason == ""
+
+
+async def test_failed_call_does_not_end_another_on_its_connection():
+    refusal = rich_status("COORDINATOR_DRAINING", "it stops")
+    came, may_go = asyncio.Event(), asyncio.Event()
+
+    class Slow(Replica):
+        async def drain(self, request: pb.DrainNodeRequest, context: Any) -> pb.DrainNodeResponse:
+            number = len(self.heard)
+            self.refusal = refusal if number == 1 else None
+            if number == 0:
+                self.heard.append(request)
+                came.set()
+                await may_go.wait()
+                return pb.DrainNodeResponse(runs=[pb.DrainedRun(run_id="slow")])
+            may_go.set()
+            return await super().drain(request, context)
+
+    leader = Slow()
+    async with serving(leader):
+        connection = Connection(leader.endpoint)
+        drain = NodeDrain(connection, "node-1", "by")
+        slow = asyncio.create_task(drain(NOTICE))
+        await came.wait()
+        assert [run.run_id for run in await drain(NOTICE)] == ["job"]
+        assert [run.run_id for run in await slow] == ["slow"]
+        await connection.close()
 
 
 async def test_token_is_read_for_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

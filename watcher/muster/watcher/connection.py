@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -48,7 +50,8 @@ class Connection:
         self._replicas = Replicas(endpoint, clock)
         self._timeout = timeout
         self._clock = clock
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._shared: dict[str, _SharedChannel] = {}
+        """By address."""
 
     async def call(self, make: Callable[[Any, float, Any], Awaitable[Response]]) -> Response:
         """Make a call that may be repeated.
@@ -68,8 +71,8 @@ class Connection:
             target = search.begin()
             try:
                 metadata = await _metadata(search, target)
-                stub = run_pb2_grpc.RunServiceStub(self._channel(target))
-                response = await make(stub, left, metadata)
+                async with self._channel(target) as channel:
+                    response = await make(run_pb2_grpc.RunServiceStub(channel), left, metadata)
             except grpc.aio.AioRpcError as error:
                 reason = reason_of(error)
                 if reason and reason not in ELSEWHERE | TOKEN_REFUSED:
@@ -77,7 +80,6 @@ class Connection:
                     raise CoordinatorError(error.details() or reason, reason) from error
                 # A look-up of a name may take long, and must not stop the loop.
                 pause = await asyncio.to_thread(search_on, search, error)
-                await self._drop(target)
                 if reason in TOKEN_REFUSED and deadline - self._clock() <= pause:
                     raise CoordinatorError(error.details() or reason, reason) from error
                 if not reason and error.code() in _FINAL:
@@ -89,23 +91,41 @@ class Connection:
                 return response
             await asyncio.sleep(min(pause, max(deadline - self._clock(), 0.0)))
 
-    def _channel(self, target: Target) -> grpc.aio.Channel:
-        channel = self._channels.get(target.address)
-        if channel is None:
-            channel = self._channels[target.address] = _open(target)
-        return channel
+    @asynccontextmanager
+    async def _channel(self, target: Target) -> AsyncIterator[grpc.aio.Channel]:
+        """Return the connection to an address, shared by the calls that are under way.
 
-    async def _drop(self, target: Target) -> None:
-        """Close a connection that failed: the next one may use new certificates."""
-        channel = self._channels.pop(target.address, None)
-        if channel is not None:
-            await channel.close()
+        After a failure the next call opens another one, perhaps with new certificates. The one that failed is
+        closed after its last call: that would cancel the others.
+        """
+        if target.address not in self._shared:
+            self._shared[target.address] = _SharedChannel(_open(target))
+        shared = self._shared[target.address]
+        shared.users += 1
+        try:
+            yield shared.channel
+        except grpc.aio.AioRpcError:
+            if self._shared.get(target.address) is shared:
+                del self._shared[target.address]
+            raise
+        finally:
+            shared.users -= 1
+            if not shared.users and self._shared.get(target.address) is not shared:
+                await shared.channel.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        for shared in self._shared.values():
+            await shared.channel.close()
+        self._shared.clear()
+
+
+@dataclass(eq=False, slots=True)
+class _SharedChannel:
+    """A channel, and how many calls use it."""
+
+    channel: grpc.aio.Channel
+    users: int = 0
 
 
 _FINAL = frozenset(

@@ -138,7 +138,6 @@ async def test_failed_call_does_not_end_another_on_its_connection():
                 came.set()
                 await may_go.wait()
                 return pb.DrainNodeResponse(runs=[pb.DrainedRun(run_id="slow")])
-            may_go.set()
             return await super().drain(request, context)
 
     leader = Slow()
@@ -148,6 +147,7 @@ async def test_failed_call_does_not_end_another_on_its_connection():
         slow = asyncio.create_task(drain(NOTICE))
         await came.wait()
         assert [run.run_id for run in await drain(NOTICE)] == ["job"]
+        may_go.set()
         assert [run.run_id for run in await slow] == ["slow"]
         await connection.close()
 

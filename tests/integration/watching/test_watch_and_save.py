@@ -13,8 +13,8 @@ import pytest
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
+from lab.watching.metadata import FakeAws
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
-from tests.support.watching.metadata import FakeAws
 
 NODES = ("node-1", "node-2")
 

@@ -9,10 +9,10 @@ import pytest
 from lab.patience import until
 from lab.processes.coordinator import free_port
 from lab.processes.watcher import Watcher
+from lab.watching.metadata import FakeAws, FakeAzure, FakeGoogle, FakeMetadataServer, answers
 from muster.v1.run_pb2 import DrainNodeRequest
 from tests.support.watching import drains as coordinators
 from tests.support.watching.drains import Drains
-from tests.support.watching.metadata import FakeAws, FakeAzure, FakeGoogle, FakeMetadataServer, answers
 
 INTERVAL = "--interval=0.1"
 

@@ -11,10 +11,10 @@ import yaml
 from lab.patience import until
 from lab.processes.coordinator import free_port
 from lab.processes.watcher import Watcher
+from lab.watching import kubernetes_api
+from lab.watching.kubernetes_api import Asked, KubernetesApi, disruption, node, pod
 from tests.support.watching import drains as coordinators
-from tests.support.watching import kubernetes_api
 from tests.support.watching.drains import Drains
-from tests.support.watching.kubernetes_api import Asked, KubernetesApi, disruption, node, pod
 
 CORDON = "kubernetes/cordon/uid-of-node-1/"
 

@@ -14,7 +14,7 @@ from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.torchrun import torchrun
 from lab.processes.watcher import Watcher
-from tests.support.watching.metadata import FakeAws, FakeAzure, FakeGoogle, FakeMetadataServer
+from lab.watching.metadata import FakeAws, FakeAzure, FakeGoogle, FakeMetadataServer
 
 NODES = ("node-1", "node-2")
 RANKS_PER_NODE = 2

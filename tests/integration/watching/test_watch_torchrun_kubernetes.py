@@ -12,9 +12,9 @@ from lab.drain import told
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
+from lab.watching import kubernetes_api
+from lab.watching.kubernetes_api import KubernetesApi, disruption, node, pod
 from tests.integration.watching.test_watch_torchrun import NODES, RANKS, SECONDS, STOPPED, job
-from tests.support.watching import kubernetes_api
-from tests.support.watching.kubernetes_api import KubernetesApi, disruption, node, pod
 
 NODE = NODES[-1]
 

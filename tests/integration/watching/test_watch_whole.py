@@ -10,14 +10,14 @@ import yaml
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
+from lab.watching import kubernetes_api
+from lab.watching.kubernetes_api import Asked, KubernetesApi, disruption, node, pod
 from muster.service.security.grants import Role
 from muster.v1 import run_pb2, run_pb2_grpc
 from muster.worker import GrpcBarrier, WriteReport
 from tests.support.deploy import rules
 from tests.support.deploy.helm import Helm, Release, values_of
 from tests.support.tokens import ANOTHER, SECRETS, bearing, tokens
-from tests.support.watching import kubernetes_api
-from tests.support.watching.kubernetes_api import Asked, KubernetesApi, disruption, node, pod
 
 RUN, ELSEWHERE = "a-train", "a-elsewhere"
 

@@ -5,12 +5,12 @@ from typing import Any, cast
 
 import pytest
 
+from lab.watching.kubernetes_api import merge, pod
 from muster.v1 import run_pb2 as pb
 from muster.watcher.connection import Connection, CoordinatorError
 from muster.watcher.kubernetes.annotator import INTERVAL, Annotator
 from muster.watcher.kubernetes.api import KubernetesError
 from muster.watcher.kubernetes.objects import Pod, read_pod
-from tests.support.watching.kubernetes_api import merge, pod
 
 JOB, JOBSET, TRAINJOB = (
     "/apis/batch/v1/namespaces/team-a/jobs/train",

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from lab.watching.kubernetes_api import disruption, node, pod
 from muster.watcher.kubernetes.notices import PASSING, Policy, notices_of
 from muster.watcher.kubernetes.objects import read_node, read_pod
 from muster.watcher.notice import Notice
-from tests.support.watching.kubernetes_api import disruption, node, pod
 
 AT, LATER = "2026-11-25T10:00:00Z", "2026-11-25T10:02:00Z"
 

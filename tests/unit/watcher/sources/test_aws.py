@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.watching.metadata import FakeAws, answers, hangs, huge, iso, truncated
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
 from muster.watcher.sources import aws
@@ -19,7 +20,6 @@ from muster.watcher.sources.aws import (
     scheduled,
     spot_interruption,
 )
-from tests.support.watching.metadata import FakeAws, answers, hangs, huge, iso, truncated
 from tests.unit.watcher.sources.failing import why
 
 NOW = 1_780_000_000.0

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.watching.metadata import FakeAzure, answers, hangs, huge, truncated
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
 from muster.watcher.sources.azure import Azure, scheduled_events
-from tests.support.watching.metadata import FakeAzure, answers, hangs, huge, truncated
 from tests.unit.watcher.sources.failing import why
 
 NOW = 1_780_000_000.0

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.watching.metadata import FakeGoogle, answers, huge, iso, truncated
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError
 from muster.watcher.source import SourceError
 from muster.watcher.sources import google
 from muster.watcher.sources.google import Google, maintenance, preemption, upcoming
-from tests.support.watching.metadata import FakeGoogle, answers, huge, iso, truncated
 from tests.unit.watcher.sources.failing import why
 
 NOW = 1_780_000_000.0

@@ -3,9 +3,9 @@
 import pytest
 
 from lab.processes.coordinator import free_port
+from lab.watching.metadata import FakeAzure, answers, hangs, huge, trickles, truncated
 from muster.watcher.polling import LookError
 from muster.watcher.sources.metadata import Answer, MetadataServer
-from tests.support.watching.metadata import FakeAzure, answers, hangs, huge, trickles, truncated
 
 HEADERS = {"Metadata": "true"}
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from lab.watching.metadata import FakeAws, FakeAzure, FakeGoogle, FakeMetadataServer
 from muster.watcher.notice import Notice
 from muster.watcher.polling import LookError, Polled
 from muster.watcher.sources.registry import SOURCES, SourceOptions, open_source
-from tests.support.watching.metadata import FakeAws, FakeAzure, FakeGoogle, FakeMetadataServer
 
 POLLED = [name for name in SOURCES if name != "kubernetes"]
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from lab.processes.coordinator import free_port
+from muster.client.credentials import Credentials
 from muster.v1 import run_pb2 as pb
 from muster.watcher.connection import Connection, CoordinatorError
 from muster.watcher.drain import NodeDrain
@@ -162,6 +163,16 @@ async def test_token_is_read_for_each_call(tmp_path: Path, monkeypatch: pytest.M
         file.write_text("second")
         await sent(leader)
     assert leader.authorizations == ["Bearer first", "Bearer second"]
+
+
+async def test_credentials_may_come_from_elsewhere(tmp_path: Path):
+    (tmp_path / "token").write_text("given")
+    leader = Replica()
+    async with serving(leader):
+        connection = Connection(leader.endpoint, credentials=Credentials(token_file=tmp_path / "token"))
+        await NodeDrain(connection, "node-1", "by")(NOTICE)
+        await connection.close()
+    assert leader.authorizations == ["Bearer given"]
 
 
 async def test_token_that_cannot_be_read_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

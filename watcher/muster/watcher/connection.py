@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from muster.client.addresses import target_of
+from muster.client.addresses import is_socket, target_of
 from muster.client.calls import ELSEWHERE, channel_options, reason_of, search_on
 from muster.client.credentials import TOKEN_REFUSED, Credentials
 from muster.client.errors import EnvironmentValueError
@@ -41,13 +41,19 @@ class Connection:
     Args:
         endpoint: the coordinator, its replicas, or a relay.
         timeout: seconds for one call.
+        credentials: of this process, but for sockets, which ask for none; None: those of the environment.
         clock: seconds of a monotonic clock.
     """
 
     def __init__(
-        self, endpoint: str, timeout: float = CALL_TIMEOUT, clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: str,
+        timeout: float = CALL_TIMEOUT,
+        credentials: Credentials | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = Replicas(endpoint, clock)
+        self._credentials = credentials or Credentials.of()
         self._timeout = timeout
         self._clock = clock
         self._shared: dict[str, _SharedChannel] = {}
@@ -70,7 +76,7 @@ class Connection:
                 raise CoordinatorError(f"the coordinator did not answer: {search.said}")
             target = search.begin()
             try:
-                metadata = await _metadata(search, target)
+                metadata = await self._metadata(search, target)
                 async with self._channel(target) as channel:
                     response = await make(run_pb2_grpc.RunServiceStub(channel), left, metadata)
             except grpc.aio.AioRpcError as error:
@@ -79,7 +85,7 @@ class Connection:
                     search.answered()
                     raise CoordinatorError(error.details() or reason, reason) from error
                 # A look-up of a name may take long, and must not stop the loop.
-                pause = await asyncio.to_thread(search_on, search, error)
+                pause = await asyncio.to_thread(self._search_on, search, error)
                 if reason in TOKEN_REFUSED and deadline - self._clock() <= pause:
                     raise CoordinatorError(error.details() or reason, reason) from error
                 if not reason and error.code() in _FINAL:
@@ -99,7 +105,7 @@ class Connection:
         closed after its last call: that would cancel the others.
         """
         if target.address not in self._shared:
-            self._shared[target.address] = _SharedChannel(_open(target))
+            self._shared[target.address] = _SharedChannel(self._open(target))
         shared = self._shared[target.address]
         shared.users += 1
         try:
@@ -112,6 +118,34 @@ class Connection:
             shared.users -= 1
             if not shared.users and self._shared.get(target.address) is not shared:
                 await shared.channel.close()
+
+    def _toward(self, target: Target) -> Credentials:
+        return Credentials() if is_socket(target.address) else self._credentials
+
+    async def _metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
+        credentials = self._toward(target)
+        if credentials.token_command:
+            authorization = await asyncio.to_thread(credentials.authorization)
+        else:
+            authorization = credentials.authorization()
+        return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
+
+    def _open(self, target: Target) -> grpc.aio.Channel:
+        credentials = self._toward(target)
+        address, options = target_of(target.address), channel_options(target)
+        tls = credentials.channel_credentials()
+        if tls is None:
+            credentials.warn_if_readable(target.address)
+            return grpc.aio.insecure_channel(address, options=options)
+        named = [*options, *credentials.name_options(target.tls_name)]
+        return grpc.aio.secure_channel(address, tls, options=named)
+
+    def _search_on(self, search: Search, error: grpc.aio.AioRpcError) -> float:
+        """Continue the search after a call that failed; return the seconds to wait."""
+        if reason_of(error) in TOKEN_REFUSED:
+            self._credentials.refused()
+        fault = self._credentials.fault(error.details() or "")
+        return search_on(search, error, str(fault or ""))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -137,23 +171,3 @@ _FINAL = frozenset(
     }
 )
 """Statuses without a reason that another attempt would not change."""
-
-
-async def _metadata(search: Search, target: Target) -> list[tuple[str, str]]:
-    credentials = Credentials.toward(target.address)
-    if credentials.token_command:
-        authorization = await asyncio.to_thread(credentials.authorization)
-    else:
-        authorization = credentials.authorization()
-    return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
-
-
-def _open(target: Target) -> grpc.aio.Channel:
-    credentials = Credentials.toward(target.address)
-    address, options = target_of(target.address), channel_options(target)
-    tls = credentials.channel_credentials()
-    if tls is None:
-        credentials.warn_if_readable(target.address)
-        return grpc.aio.insecure_channel(address, options=options)
-    named = [*options, *credentials.name_options(target.tls_name)]
-    return grpc.aio.secure_channel(address, tls, options=named)

@@ -9,9 +9,9 @@ import pytest
 from kubernetes_asyncio.config import incluster_config
 
 from lab.authority import Authority
+from lab.watching import kubernetes_api
+from lab.watching.kubernetes_api import KubernetesApi, node
 from muster.watcher.kubernetes.api import ConfigurationError, KubernetesError, connect
-from tests.support.watching import kubernetes_api
-from tests.support.watching.kubernetes_api import KubernetesApi, node
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import yaml
 from lab.patience import until
 from lab.processes.coordinator import free_port
 from lab.processes.watcher import Watcher
+from lab.watching import kubernetes_api
+from lab.watching.kubernetes_api import KubernetesApi, disruption, node, pod
 from tests.support.watching import drains as coordinators
-from tests.support.watching import kubernetes_api
-from tests.support.watching.kubernetes_api import KubernetesApi, disruption, node, pod
 
 IN_FORCE = 'muster_watcher_notices_in_force{source="kubernetes"}'
 

@@ -18,10 +18,10 @@ from tests.support.deploy.dockerfile import Image
 ROOT = Path(__file__).resolve().parents[3]
 PINNED = (ROOT / "requirements/service.txt").read_text()
 WATCH = (
-    "import sys; sys.argv = ['muster', 'watch', '--source=kubernetes', '--endpoint=127.0.0.1:1', '--node=n']\n"
+    "import sys; sys.argv = ['muster', 'watch', '--source=kubernetes', '--endpoint=127.0.0.1:1']\n"
     "from muster.service.cli.script import main; main()"
 )
-"""Outside of a pod."""
+"""A watcher outside of a pod."""
 LIST = """
 import importlib.metadata, json
 print(json.dumps({one.name: one.version for one in importlib.metadata.distributions()}))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from lab.patience import PATIENCE, until
 from lab.processes.fork_client import TORCH
@@ -100,7 +101,7 @@ class Job:
             Path(self.command[0]).write_text(program)
         self.agents: list[Agent] = []
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,10 +110,12 @@ class Job:
         for worker in self.workers():
             _kill(worker.pid)
 
-    def agent(self, nnodes: str, *, endpoint: str = "", **conf: int) -> "Agent":
-        """Start one more torchrun."""
+    def agent(
+        self, nnodes: str, *, endpoint: str = "", address: str = "127.0.0.1", node: str = "", **conf: int
+    ) -> "Agent":
+        """Start one more torchrun, on the node of this name and address."""
         name = f"agent-{len(self.agents)}"
-        agent = Agent(self, name, nnodes, endpoint or self.endpoint, CONF | conf)
+        agent = Agent(self, name, nnodes, endpoint or self.endpoint, address, node, CONF | conf)
         self.agents.append(agent)
         return agent
 
@@ -157,8 +160,13 @@ class Job:
 class Agent:
     """One torchrun with its workers."""
 
-    def __init__(self, job: Job, name: str, nnodes: str, endpoint: str, conf: dict[str, int]) -> None:
+    def __init__(
+        self, job: Job, name: str, nnodes: str, endpoint: str, address: str, node: str, conf: dict[str, int]
+    ) -> None:
         self.name = name
+        self.address = address
+        self.node = node
+        """The name of its node; empty: that of this machine."""
         self._job = job
         self._log = job.folder / f"{name}.log"
         with self._log.open("wb") as log:
@@ -166,11 +174,11 @@ class Agent:
                 [
                     *("--rdzv-backend=muster", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={job.run_id}"),
                     f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
-                    *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", "--local-addr=127.0.0.1"),
+                    *(f"--nnodes={nnodes}", f"--nproc-per-node={job.ranks}", f"--local-addr={address}"),
                     *(f"--max-restarts={job.restarts}", "--monitor-interval=0.1"),
                     *job.command,
                 ],
-                os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1"},
+                os.environ | {"MUSTER_ENDPOINT": "", "OMP_NUM_THREADS": "1", "MUSTER_NODE_NAME": node},
                 log,
                 job.imports,
             )

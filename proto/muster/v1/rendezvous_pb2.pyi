@@ -306,7 +306,7 @@ global___RoundComplete = RoundComplete
 
 @typing.final
 class NodesWaiting(google.protobuf.message.Message):
-    """NodesWaiting counts the nodes that wait for the next round."""
+    """NodesWaiting counts the nodes that wait for the next round, and those that were evicted from the complete one."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

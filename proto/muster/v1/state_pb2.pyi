@@ -27,6 +27,7 @@ class RunRecord(google.protobuf.message.Message):
     CLOSED_FIELD_NUMBER: builtins.int
     ACTIVE_AT_FIELD_NUMBER: builtins.int
     STOPPED_FIELD_NUMBER: builtins.int
+    EVICTED_NODES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     generation: builtins.int
@@ -43,6 +44,10 @@ class RunRecord(google.protobuf.message.Message):
     def stopped(self) -> muster.v1.common_pb2.Stopped:
         """How a generation was stopped. It counts until a newer one starts."""
 
+    @property
+    def evicted_nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EvictedNode]:
+        """The last nodes that were evicted, oldest first."""
+
     def __init__(
         self,
         *,
@@ -51,11 +56,36 @@ class RunRecord(google.protobuf.message.Message):
         closed: muster.v1.common_pb2.Closed | None = ...,
         active_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         stopped: muster.v1.common_pb2.Stopped | None = ...,
+        evicted_nodes: collections.abc.Iterable[global___EvictedNode] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "stopped", b"stopped"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "generation", b"generation", "run_id", b"run_id", "stopped", b"stopped"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_at", b"active_at", "closed", b"closed", "evicted_nodes", b"evicted_nodes", "generation", b"generation", "run_id", b"run_id", "stopped", b"stopped"]) -> None: ...
 
 global___RunRecord = RunRecord
+
+@typing.final
+class EvictedNode(google.protobuf.message.Message):
+    """EvictedNode is an agent that may never join again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    incarnation: builtins.str
+    """The id of the agent's life."""
+    round: builtins.int
+    """The complete round that it was in; unset: it was in none."""
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.str = ...,
+        round: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_round", b"_round", "round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_round", b"_round", "incarnation", b"incarnation", "round", b"round"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_round", b"_round"]) -> typing.Literal["round"] | None: ...
+
+global___EvictedNode = EvictedNode
 
 @typing.final
 class EvictionRecord(google.protobuf.message.Message):
@@ -257,13 +287,11 @@ class SaveRecord(google.protobuf.message.Message):
     SAVE_FIELD_NUMBER: builtins.int
     SINCE_SEQUENCE_FIELD_NUMBER: builtins.int
     NOTICES_FIELD_NUMBER: builtins.int
-    COVERS_PLAIN_FIELD_NUMBER: builtins.int
+    COVERED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     since_sequence: builtins.int
     """The first barrier of its group that is about it."""
-    covers_plain: builtins.bool
-    """Whether it covers a request that does not end training, which goes on if this one lapses."""
     @property
     def save(self) -> muster.v1.run_pb2.Save:
         """What people see of it."""
@@ -272,6 +300,10 @@ class SaveRecord(google.protobuf.message.Message):
     def notices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HandledNotice]:
         """The notices that led to it or to earlier requests, oldest first."""
 
+    @property
+    def covered(self) -> global___CoveredSave:
+        """The request without stop that it covers, which goes on if this one lapses."""
+
     def __init__(
         self,
         *,
@@ -279,12 +311,41 @@ class SaveRecord(google.protobuf.message.Message):
         save: muster.v1.run_pb2.Save | None = ...,
         since_sequence: builtins.int = ...,
         notices: collections.abc.Iterable[global___HandledNotice] | None = ...,
-        covers_plain: builtins.bool = ...,
+        covered: global___CoveredSave | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["save", b"save"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["covers_plain", b"covers_plain", "notices", b"notices", "run_id", b"run_id", "save", b"save", "since_sequence", b"since_sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["covered", b"covered", "save", b"save"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["covered", b"covered", "notices", b"notices", "run_id", b"run_id", "save", b"save", "since_sequence", b"since_sequence"]) -> None: ...
 
 global___SaveRecord = SaveRecord
+
+@typing.final
+class CoveredSave(google.protobuf.message.Message):
+    """CoveredSave is a request that does not end training, and that one with stop covers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DEADLINE_FIELD_NUMBER: builtins.int
+    by: builtins.str
+    """Who asked, for people."""
+    reason: builtins.str
+    """Why, for people."""
+    @property
+    def deadline(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it must be complete; unset: it has no deadline."""
+
+    def __init__(
+        self,
+        *,
+        by: builtins.str = ...,
+        reason: builtins.str = ...,
+        deadline: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["deadline", b"deadline"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "deadline", b"deadline", "reason", b"reason"]) -> None: ...
+
+global___CoveredSave = CoveredSave
 
 @typing.final
 class HandledNotice(google.protobuf.message.Message):

@@ -13,6 +13,7 @@ from muster.service.core.vocabulary.events import WriteReport
 from muster.service.core.vocabulary.model import (
     Checkpoint,
     Closed,
+    CoveredSave,
     Decision,
     FailedSave,
     Failure,
@@ -257,8 +258,18 @@ def save_record_to_pb(run_id: str, save: Save) -> state_pb2.SaveRecord:
         save=save_to_pb(save),
         since_sequence=save.since,
         notices=[state_pb2.HandledNotice(id=one.id, number=one.number) for one in save.notices],
-        covers_plain=save.covers_plain,
+        covered=_covered_to_pb(save.covered) if save.covered is not None else None,
     )
+
+
+def _covered_to_pb(covered: CoveredSave) -> state_pb2.CoveredSave:
+    deadline = timestamp_to_pb(covered.deadline) if covered.deadline is not None else None
+    return state_pb2.CoveredSave(by=covered.by, reason=covered.reason, deadline=deadline)
+
+
+def _covered_from_pb(message: state_pb2.CoveredSave) -> CoveredSave:
+    deadline = timestamp_from_pb(message.deadline) if message.HasField("deadline") else None
+    return CoveredSave(message.by, message.reason, deadline)
 
 
 def save_from_pb(record: state_pb2.SaveRecord) -> Save:
@@ -276,7 +287,7 @@ def save_from_pb(record: state_pb2.SaveRecord) -> Save:
         ended_at=timestamp_from_pb(message.ended_at) if message.HasField("ended_at") else None,
         generation=message.generation,
         across_generations=message.across_generations,
-        covers_plain=record.covers_plain,
+        covered=_covered_from_pb(record.covered) if record.HasField("covered") else None,
         deadline=timestamp_from_pb(message.deadline) if message.HasField("deadline") else None,
         late=message.late,
         notices=tuple(HandledNotice(one.id, one.number) for one in record.notices),
@@ -354,6 +365,20 @@ def steps_to_pb(view: views.StepsView) -> run_pb2.RunSteps:
     return run_pb2.RunSteps(highest=view.highest, lowest=view.lowest, lowest_rank=view.lowest_rank)
 
 
+def nodes_to_pb(nodes: Iterable[views.NodeView]) -> list[rendezvous_pb2.NodeView]:
+    """Convert nodes for people."""
+    return [
+        rendezvous_pb2.NodeView(
+            node=node_to_pb(node.info),
+            standing=rendezvous_pb2.NodeStanding.ValueType(node.standing),
+            rank=node.rank,
+            connected=node.connected,
+            since_ms=milliseconds(node.since),
+        )
+        for node in nodes
+    ]
+
+
 def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
     """Convert a rendezvous for people."""
     settings = view.settings
@@ -363,16 +388,7 @@ def rendezvous_to_pb(view: views.RendezvousView) -> rendezvous_pb2.Rendezvous:
         complete=view.complete,
         min_nodes=settings.min_nodes if settings is not None else 0,
         max_nodes=settings.max_nodes if settings is not None else 0,
-        nodes=[
-            rendezvous_pb2.NodeView(
-                node=node_to_pb(node.info),
-                standing=rendezvous_pb2.NodeStanding.ValueType(node.standing),
-                rank=node.rank,
-                connected=node.connected,
-                since_ms=milliseconds(node.since),
-            )
-            for node in view.nodes
-        ],
+        nodes=nodes_to_pb(view.nodes),
         departed=[
             rendezvous_pb2.DepartedNode(
                 node=node_to_pb(one.info),

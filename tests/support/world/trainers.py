@@ -47,7 +47,7 @@ class Trainer:
             return None
         deadline = self.client.save_asked_at + told.seconds_left if told.seconds_left is not None else None
         asked = SaveAsked(told.number, told.since, told.stop, told.reason, told.withdrawn, deadline)
-        self._known = asked.after(self._known)
+        self._known = asked.after(self._known, self.client.save_asked_at)
         return self._known
 
     @property

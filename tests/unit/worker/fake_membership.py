@@ -18,7 +18,7 @@ class FakeMembership:
     def __init__(self, config: NodeConfig, on_departure: Callable[[Place, int], None]) -> None:
         self.config = config
         self.on_departure = on_departure
-        self.stopped = False
+        self.stopped = self.evicted = False
         self.answer: Place | Exception = Place(0, 0, 1)
         self.closed: bool | None = None
         self.nodes_waiting = 0

@@ -167,6 +167,7 @@ def test_unusable_run_id_is_a_value_error(run_id: str, why: str):
         ("RUN_CLOSED", RendezvousClosedError),
         ("RUN_STOPPED", RendezvousGracefulExitError),
         ("NODE_NOT_NEEDED", RendezvousGracefulExitError),
+        ("NODE_EVICTED", RendezvousGracefulExitError),
         ("RENDEZVOUS_TIMED_OUT", RendezvousTimeoutError),
         ("SETTINGS_DIFFER", RendezvousStateError),
         ("SUPERSEDED", RendezvousStateError),

@@ -66,6 +66,7 @@ _ERRORS: dict[str, type[RendezvousError]] = {
     "RUN_CLOSED": RendezvousClosedError,
     "RUN_FORGOTTEN": RendezvousClosedError,
     "RUN_STOPPED": RendezvousGracefulExitError,
+    "NODE_EVICTED": RendezvousGracefulExitError,
     "NODE_NOT_NEEDED": RendezvousGracefulExitError,
     "RENDEZVOUS_TIMED_OUT": RendezvousTimeoutError,
     "SETTINGS_DIFFER": RendezvousStateError,
@@ -99,7 +100,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         config: the node, and the terms on which it joins.
         close_timeout: seconds that closing the run may take.
         relay: whether the node uses a relay beside the agent.
-        stopped_exit_code: the exit code of this agent if the run was stopped; 0: that of torch.
+        stopped_exit_code: the exit code of this agent if the run was stopped or the node evicted; 0: that of
+            torch.
     """
 
     def __init__(
@@ -127,6 +129,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         """The store that this node hosts for the workers while it has rank 0. Kept until the next round: it
         must outlive the agents' exit barrier."""
+        self._ends_gracefully = False
+        """Whether the last attempt to join told torch to end. torch 2.13 raises an error of its own then."""
         _handlers.add(self)
         # At the exit, other hooks say goodbye.
         weakref.finalize(self, _release, self._membership, self._store, self._relay).atexit = False
@@ -152,7 +156,7 @@ class MusterRendezvousHandler(RendezvousHandler):
             RendezvousConnectionError: the coordinator cannot be reached, is of another version, or refused
                 for another reason, such as a limit.
             RendezvousStateError: the nodes do not agree, or an argument is not usable.
-            RendezvousGracefulExitError: the run was closed while this node stood by.
+            RendezvousGracefulExitError: the run was closed while this node stood by, or the node was evicted.
         """
         try:
             while True:
@@ -163,7 +167,9 @@ class MusterRendezvousHandler(RendezvousHandler):
                     break
                 logger.warning("rank 0 of round %d did not say where it is; joining again", place.round)
         except MusterError as error:
-            raise _rendezvous_error(error) from error
+            failure = _rendezvous_error(error)
+            self._ends_gracefully = isinstance(failure, RendezvousGracefulExitError)
+            raise failure from error
         self._export(place)
         return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
 
@@ -266,23 +272,33 @@ class MusterRendezvousHandler(RendezvousHandler):
         return self._config.run_id
 
     @property
-    def was_stopped(self) -> bool:
-        """Whether the run was stopped, to be resumed by other agents. It may ask the coordinator."""
-        return self._membership.ask_stopped(self._close_timeout)
+    def _resumed_elsewhere(self) -> bool:
+        """Whether this agent knows that other agents resume the run."""
+        return self._membership.stopped or self._membership.evicted
+
+    @property
+    def goes_on_elsewhere(self) -> bool:
+        """Whether other agents resume the run: it was stopped, or this node was evicted.
+
+        It may ask the coordinator.
+        """
+        return self._membership.evicted or self._membership.ask_stopped(self._close_timeout)
 
     def shutdown(self) -> bool:
-        """Close the run, unless it was stopped, and give up the place and all connections.
+        """Close the run, unless other agents resume it, and give up the place and all connections.
 
         Returns:
             Whether the run is closed.
 
         Raises:
-            SystemExit: the run was stopped. The exit code asks the scheduler to start the job again.
+            SystemExit: the run was stopped, or this node was evicted. The exit code asks the scheduler to
+                start the agent again.
         """
         closed = False
         try:
-            # A stopped run is not closed. So the agent ends at once, even if the coordinator is away.
-            if self._membership.closed or not self._membership.stopped:
+            # A run that other agents resume is not closed. So this one ends at once, even if the coordinator
+            # is away.
+            if self._membership.closed or not self._resumed_elsewhere:
                 self.set_closed()
                 closed = True
         except RendezvousError as error:
@@ -293,23 +309,24 @@ class MusterRendezvousHandler(RendezvousHandler):
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
-        if not self._membership.stopped:
+        if not self._resumed_elsewhere:
             _handlers.discard(self)
             return closed
         # A signal may still end this agent, here or above. The hook finds the handler then.
         if self.stopped_exit_code:
-            failure = sys.exc_info()[1]
+            failure = sys.exc_info()[1] if not self._ends_gracefully else None
             self.exit_stopped(f", although this agent failed: {failure!r}" if failure is not None else "")
         return False
 
     def exit_stopped(self, more: str = "") -> NoReturn:
-        """Exit with the code of a stopped run.
+        """Exit with the code of a run that other agents resume.
 
         Args:
             more: what the log says beside it.
         """
         code = self.stopped_exit_code
-        logger.warning("run %s was stopped, to be resumed: exit code %d%s", self.get_run_id(), code, more)
+        what = "goes on without this node" if self._membership.evicted else "was stopped, to be resumed"
+        logger.warning("run %s %s: exit code %d%s", self.get_run_id(), what, code, more)
         raise SystemExit(code)
 
 
@@ -340,14 +357,14 @@ def _node_gone(barrier: ExitBarrier, run_id: str, place: Place, gone: int) -> No
 
 
 def _exit_stopped(previous: Hook, kind: type[BaseException], error: BaseException, trace: Traceback) -> None:
-    """Give an agent that a signal or an error ends the exit code of its stopped run.
+    """Give an agent that a signal or an error ends the exit code of a run that other agents resume.
 
     Python takes the exit code of a ``SystemExit`` that an excepthook raises.
     """
     if _handlers and threading.current_thread() is threading.main_thread():
         # A second signal must not interrupt the question whether the run was stopped.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stopped = next((one for one in list(_handlers) if one.stopped_exit_code and one.was_stopped), None)
+    stopped = next((one for one in list(_handlers) if one.stopped_exit_code and one.goes_on_elsewhere), None)
     if stopped is None or not isinstance(error, SignalException):
         previous(kind, error, trace)
     if stopped is not None:

@@ -11,6 +11,7 @@ from muster.service.cli.actions.close import close
 from muster.service.cli.actions.drain import drain
 from muster.service.cli.actions.evict import evict
 from muster.service.cli.actions.forget import forget
+from muster.service.cli.actions.replace import replace
 from muster.service.cli.actions.save import save
 from muster.service.cli.doctor.doctor import doctor
 from muster.service.cli.serving.backup import backup, restore
@@ -50,6 +51,7 @@ app.command()(stack)
 app.command()(trace)
 app.command()(save)
 app.command()(drain)
+app.command()(replace)
 app.command()(doctor)
 app.command()(backup)
 app.command()(restore)

@@ -15,7 +15,8 @@ class Output(enum.StrEnum):
     JSON = "json"
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
+    """Refuse a length of time that is not finite."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a length of time.")
     return value
@@ -52,6 +53,15 @@ Prefix = Annotated[
 Rank = Annotated[
     int, typer.Argument(min=0, max=MAX_RANK, metavar="RANK", help="The rank.", show_default=False)
 ]
+Node = Annotated[
+    str,
+    typer.Argument(
+        callback=text,
+        metavar="NODE",
+        help="The node's name, or the address of its agents.",
+        show_default=False,
+    ),
+]
 Missing = Annotated[
     str | None,
     typer.Option(
@@ -85,7 +95,7 @@ Timeout = Annotated[
     float,
     typer.Option(
         min=0.001,
-        callback=_finite,
+        callback=finite,
         metavar="SECONDS",
         help="How long the coordinator may take to answer, all replicas together.",
     ),
@@ -94,5 +104,5 @@ Format = Annotated[Output, typer.Option("--output", "-o", help="How to print it.
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep printing what changes; Ctrl-C ends.")]
 Interval = Annotated[
     float,
-    typer.Option(min=0.1, callback=_finite, metavar="SECONDS", help="Time between two polls."),
+    typer.Option(min=0.1, callback=finite, metavar="SECONDS", help="Time between two polls."),
 ]

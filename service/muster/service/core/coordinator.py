@@ -11,6 +11,7 @@ from muster.service.core.barriers.group import Group
 from muster.service.core.barriers.refusals import not_joined
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.membership.process import Process
+from muster.service.core.node_eviction import evict_node
 from muster.service.core.registry import Registry
 from muster.service.core.rendezvous.nodes import Node
 from muster.service.core.rendezvous.rendezvous import Rendezvous
@@ -49,6 +50,7 @@ from muster.service.core.vocabulary.events import (
     Enter,
     Event,
     Evict,
+    EvictNode,
     Forget,
     Goodbye,
     Hello,
@@ -154,7 +156,7 @@ class Coordinator:
                 self._leave_rendezvous(event, now, effects)
             case CloseRun():
                 self._close(event, now, effects)
-            case Evict():
+            case Evict() | EvictNode():
                 self._evict(event, now, effects)
             case Forget():
                 self._forget(event, now, effects)
@@ -200,6 +202,8 @@ class Coordinator:
                     self._timers.arm(process, now.monotonic + self.session_ttl)
             run.rendezvous.serve(now)
         self.reaper.serve(now)
+        if self.runs:
+            self._save_requests.serve(now, self.session_ttl)
 
     # ------------------------------------------------------------------ streams, and time
 
@@ -408,12 +412,15 @@ class Coordinator:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
 
-    def _evict(self, event: Evict, now: Instant, effects: Effects) -> None:
+    def _evict(self, event: Evict | EvictNode, now: Instant, effects: Effects) -> None:
         try:
             self._checks.reason(event.reason)
             run = self.run(event.run_id)
-            self.sessions.detach(run.find_evictable(event.rank))
-            run.evict(event.rank, event.reason, now, effects)
+            if isinstance(event, EvictNode):
+                evict_node(run, event, self._checks, now, effects)
+            else:
+                self.sessions.detach(run.find_evictable(event.rank))
+                run.evict(event.rank, event.reason, now, effects)
             self.reaper.mark_used(run, now, effects)
             effects.send(event.session, Evicted())
         except Refusal as refusal:

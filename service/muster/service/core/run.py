@@ -24,7 +24,7 @@ from muster.service.core.vocabulary.events import (
     SessionId,
 )
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, NodeStanding, Shape
+from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, Shape
 from muster.service.core.vocabulary.records import EvictionRecord, RunRecord
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
@@ -81,25 +81,25 @@ class Run:
         """Restore how the run ended, if it did."""
         self.closed = record.closed
         self.stopping.stored = record.stopped
+        self.rendezvous.evictions.restore(record.evicted_nodes)
 
     def write_record(self, now: Instant, effects: Effects) -> None:
         """Make the run's own record durable; this counts as a use."""
         self.last_used = self.recorded_use = now
-        stopped = self.stopping.stopped
-        effects.records.append(RunRecord(self.run_id, self.generation, self.closed, now.wall, stopped))
+        stopped, evicted = self.stopping.stopped, self.rendezvous.evictions.nodes
+        effects.records.append(
+            RunRecord(self.run_id, self.generation, self.closed, now.wall, stopped, evicted)
+        )
 
     def is_on_node(self, node_name: str) -> bool:
-        """Whether a living process is on a node, or an agent that does not stand by.
+        """Whether a living process is on a node, or an agent of the complete round.
+
+        A node that waits or stands by trains nothing. A round that forms may complete without its nodes.
 
         Args:
             node_name: the name of the node as the scheduler knows it.
         """
-        if any(process.state.living and process.node_name == node_name for process in self.roster):
-            return True
-        return any(
-            node.standing is not NodeStanding.REDUNDANT and node.info.node_name == node_name
-            for node in self.rendezvous
-        )
+        return self.roster.is_on_node(node_name) or self.rendezvous.is_on_node(node_name)
 
     @property
     def in_use(self) -> bool:

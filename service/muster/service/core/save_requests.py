@@ -1,5 +1,6 @@
 """Requests for saves: of one run, or of all runs on a node that is drained."""
 
+import math
 from dataclasses import replace
 
 from muster.service.core.checks import Checks
@@ -7,6 +8,7 @@ from muster.service.core.membership import refusals
 from muster.service.core.registry import Registry
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
+from muster.service.core.saves.notices import key_on_node
 from muster.service.core.vocabulary.effects import DrainedRun, Effects, NodeDrained, SaveRequested
 from muster.service.core.vocabulary.events import CancelSave, DrainNode, RequestSave
 from muster.service.core.vocabulary.model import Instant, Save
@@ -25,6 +27,12 @@ class SaveRequests:
         self._registry = registry
         self._reaper = reaper
         self._checks = checks
+        self._complete_at = -math.inf
+        """Until when ranks of an earlier coordinator may connect, on the monotonic clock."""
+
+    def serve(self, now: Instant, session_ttl: float) -> None:
+        """Start to serve. Ranks of an earlier coordinator have the session TTL, in seconds, to come back."""
+        self._complete_at = now.monotonic + session_ttl
 
     def request(self, event: RequestSave, now: Instant, effects: Effects) -> SaveRequested:
         """Ask all ranks of a run for a save.
@@ -53,11 +61,12 @@ class SaveRequests:
         """Ask each run that has a process or an agent on a node for a save.
 
         Raises:
-            Refusal: INVALID_ARGUMENT.
+            Refusal: INVALID_ARGUMENT; or RANKS_RECONNECT: this coordinator has just started, so that ranks of
+                the node may not have connected yet.
         """
         self._checks.save_request(event)
         self._checks.name("node_name", event.node_name)
-        drained = []
+        drained: list[DrainedRun] = []
         for run_id in event.run_ids:
             run = self._registry.find_known(run_id)
             if run is None or not run.is_on_node(event.node_name):
@@ -69,22 +78,25 @@ class SaveRequests:
                 event.by,
                 event.reason,
                 deadline=event.deadline,
-                notice=event.notice,
+                notice=key_on_node(event.notice, event.node_name),
             )
             was_asked = self._request(run, ask, now, effects)
             if run.saving.save is not None:
                 drained.append(DrainedRun(run_id, run.saving.save, was_asked))
+        if not drained and now.monotonic < self._complete_at:
+            raise refusals.ranks_reconnect(event.node_name, self._complete_at - now.monotonic)
         return NodeDrained(tuple(drained))
 
     def _request(self, run: Run, ask: RequestSave, now: Instant, effects: Effects) -> bool:
         """Request a save of one run. Returns whether an earlier request covers this one."""
         self._reaper.mark_used(run, now, effects)
         if run.stopping.covers_requests:
+            run.saving.heed(ask.notice, stop=ask.stop, effects=effects)
             return True
         if run.roster.deserted and not len(run.rendezvous):
             raise refusals.no_members(run.run_id)
         if ask.known is not None and run.rendezvous.restarts:
-            # The signal to this rank is its agent's, which restarts its workers to let other nodes in.
+            # The signal is of the agent, which restarts its workers for other nodes or after an eviction.
             ask = replace(ask, stop=False)
         return run.saving.request(ask, run.stopping.coming_generation, now, effects)
 

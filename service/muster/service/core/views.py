@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.membership.process import Process
+from muster.service.core.node_eviction import plan_eviction
 from muster.service.core.rendezvous import reports
-from muster.service.core.rendezvous.nodes import Departed
+from muster.service.core.rendezvous.nodes import Departed, Node
 from muster.service.core.run import Run
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import (
@@ -179,6 +180,16 @@ class EvictionView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvictionView:
+    """What the eviction of a machine affects."""
+
+    nodes: tuple[NodeView, ...]
+    """Its agents."""
+    spares: int
+    """Connected nodes of other machines that stand by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalView:
     """What the removal of a run affects."""
 
@@ -233,7 +244,7 @@ def runs_on_node(core: Coordinator, node_name: str, shows: Callable[[str], bool]
         shows: whether the caller may touch a run.
     """
     return tuple(
-        sorted(run.run_id for run in core.runs.values() if shows(run.run_id) and run.is_on_node(node_name))
+        sorted(run.run_id for run in core.runs.values() if run.is_on_node(node_name) and shows(run.run_id))
     )
 
 
@@ -356,16 +367,7 @@ def rendezvous(run: Run, now: Instant) -> RendezvousView:
         round=state.round,
         complete=state.complete,
         settings=state.settings,
-        nodes=tuple(
-            NodeView(
-                info=node.info,
-                standing=node.standing,
-                rank=node.rank,
-                connected=node.session is not None,
-                since=now.monotonic - node.since,
-            )
-            for node in nodes
-        ),
+        nodes=tuple(_node(node, now) for node in nodes),
         departed=tuple(state.departed),
         now=now.monotonic,
         rounds=tuple(reversed(state.rounds)),
@@ -373,6 +375,26 @@ def rendezvous(run: Run, now: Instant) -> RendezvousView:
         stopped=run.stopping.stopped,
         message=report.run_closed(run.run_id, run.closed) if run.closed is not None else reports.state(state),
     )
+
+
+def _node(node: Node, now: Instant) -> NodeView:
+    return NodeView(
+        info=node.info,
+        standing=node.standing,
+        rank=node.rank,
+        connected=node.session is not None,
+        since=now.monotonic - node.since,
+    )
+
+
+def node_eviction(run: Run, node_name: str, now: Instant, *, only_if_spare: bool) -> NodeEvictionView:
+    """Return what the eviction of a machine affects.
+
+    Raises:
+        Refusal: as :func:`plan_eviction`.
+    """
+    planned = plan_eviction(run, node_name, only_if_spare=only_if_spare)
+    return NodeEvictionView(nodes=tuple(_node(one, now) for one in planned.nodes), spares=planned.spares)
 
 
 def closing(coordinator: Coordinator, run_id: str, *, create: bool = False) -> ClosingView:

@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -87,6 +87,14 @@ class AuditedCall:
         self.run_id = run_id[:MAX_TEXT]
         if self.changes:
             self._entry(OPEN)
+
+    def changed(self, run_ids: Sequence[str]) -> None:
+        """Take note of the runs that the request changed. If there is none, it has no entry.
+
+        Watchers repeat each request every few seconds, and only the first one changes anything.
+        """
+        self._about["runs"] = ", ".join(run_ids)[:MAX_TEXT]
+        self._answered = not run_ids
 
     def answer(self) -> None:
         """Take note that the request was carried out."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError, Message
 
-from muster.service.core.vocabulary.model import CheckpointHistory, Decision, MemberState, Shape
+from muster.service.core.vocabulary.model import CheckpointHistory, Decision, EvictedNode, MemberState, Shape
 from muster.service.core.vocabulary.operations import Changed, Done, Flag, Number, Value
 from muster.service.core.vocabulary.records import (
     CheckpointsRecord,
@@ -167,6 +167,9 @@ def _value_of(record: StoredRecord | Forget) -> bytes | None:
                 closed=closed_to_pb(record.closed) if record.closed is not None else None,
                 active_at=timestamp_to_pb(record.active_at) if record.active_at is not None else None,
                 stopped=stopped_to_pb(record.stopped) if record.stopped is not None else None,
+                evicted_nodes=[
+                    state_pb2.EvictedNode(incarnation=i, round=r) for i, r in record.evicted_nodes
+                ],
             )
         case EvictionRecord():
             message = state_pb2.EvictionRecord(
@@ -239,7 +242,11 @@ def _decode(key: bytes, value: bytes) -> StoredRecord:
             closed = closed_from_pb(run.closed) if run.HasField("closed") else None
             active_at = timestamp_from_pb(run.active_at) if run.HasField("active_at") else None
             stopped = stopped_from_pb(run.stopped) if run.HasField("stopped") else None
-            return RunRecord(run.run_id, run.generation, closed, active_at, stopped)
+            evicted = tuple(
+                EvictedNode(one.incarnation, one.round if one.HasField("round") else None)
+                for one in run.evicted_nodes
+            )
+            return RunRecord(run.run_id, run.generation, closed, active_at, stopped, evicted)
         case b"eviction":
             eviction = state_pb2.EvictionRecord.FromString(value)
             return EvictionRecord(eviction.run_id, eviction.rank, eviction.generation, eviction.ordinal)

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from muster.service.core.vocabulary.events import EvictNode
 from muster.service.core.vocabulary.model import NodeStanding
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.world.core_disk import Crash
@@ -28,6 +29,7 @@ ENDS = {
     Reason.SESSION_REPLACED,
     Reason.RUN_CLOSED,
     Reason.NODE_NOT_NEEDED,
+    Reason.NODE_EVICTED,
     Reason.SUPERSEDED,
 }
 """Why a stream of an agent that makes no mistake may end."""
@@ -144,6 +146,12 @@ class Job(RuleBasedStateMachine):
             self.gone.add(agent)
             agent.lose_stream()
 
+    @precondition(lambda self: RUN in self.world.coordinator.runs)
+    @rule(address=addresses, only_if_spare=st.booleans(), crash=crashes)
+    def an_operator_evicts_a_machine(self, address: str, only_if_spare: bool, crash: Crash | None) -> None:
+        self.world.crash_next = crash
+        self.world.do(EvictNode(self.world.new_session(), RUN, address, "ops", "bad disk", only_if_spare))
+
     # ------------------------------------------------------------------ time, the end, and the coordinator
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 5.0, KEEP_ALIVE, LAST_CALL, JOIN]))
@@ -183,6 +191,11 @@ class Job(RuleBasedStateMachine):
             assert count <= most
             if run.rendezvous.count(NodeStanding.REDUNDANT):
                 assert count == most, "a place is free, and one stands by"
+
+    @invariant()
+    def evicted_agent_never_has_a_place(self) -> None:
+        for run in self.world.coordinator.runs.values():
+            assert not any(node.info.incarnation in run.rendezvous.evictions for node in run.rendezvous)
 
     @invariant()
     def streams_end_for_good_reasons(self) -> None:
@@ -226,7 +239,7 @@ class Job(RuleBasedStateMachine):
         if not rendezvous.complete:
             assert len(here) < world.settings.min_nodes, "enough nodes are there, and no round is complete"
             return
-        waiting = rendezvous.count(NodeStanding.WAITING)
+        waiting = rendezvous.count(NodeStanding.WAITING) + rendezvous.evictions.count(rendezvous.round)
         for agent in here:
             if agent.place is not None:
                 assert agent.waiting == waiting, "the latest count is told in the end"

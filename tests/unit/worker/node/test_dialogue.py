@@ -25,7 +25,7 @@ def joining(*heard: pb.JoinResponse) -> JoinDialogue:
 
 
 def refused(dialogue: JoinDialogue, reason: str) -> JoinDialogue:
-    dialogue.refused(RefusedError("refused", reason))
+    dialogue.refused(RefusedError("refused", reason), 0.0)
     return dialogue
 
 
@@ -71,6 +71,7 @@ def test_standby_node_waits_from_its_admission():
         ([COMPLETE], "PROTOCOL_VERSION", True),
         ([COMPLETE], "SUPERSEDED", False),
         ([COMPLETE], "NODE_REMOVED", False),
+        ([COMPLETE], "NODE_EVICTED", False),
     ],
 )
 def test_only_some_refusals_end_an_attempt(heard: list[pb.JoinResponse], reason: str, transient: bool):

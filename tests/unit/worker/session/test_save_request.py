@@ -7,7 +7,7 @@ from muster.worker.decision import Decision, Outcome
 from muster.worker.savepoint.agreement import PREFIX, Course, Next
 from muster.worker.session.save_request import SaveAsked, time_left
 
-deadlines = st.none() | st.integers(0, 200).map(float)
+deadlines = st.none() | st.integers(1, 200).map(float)
 
 
 def asked(
@@ -20,21 +20,27 @@ def asked(
 def test_earliest_announced_deadline_counts(announced: list[float | None]):
     known: SaveAsked | None = None
     for position, deadline in enumerate(announced):
-        before, known = known, asked(deadline=deadline).after(known)
+        before, known = known, asked(deadline=deadline).after(known, 0.0)
         heard = [one for one in announced[: position + 1] if one is not None]
         assert known.deadline == min(heard, default=None)
         # The thread of a save point wakes for another object.
         assert before is None or (known is before) is (known.deadline == before.deadline)
 
 
+def test_new_deadline_counts_when_the_one_before_has_passed():
+    known = asked(deadline=50.0)
+    assert asked(deadline=90.0).after(known, now=49.0) is known
+    assert asked(deadline=90.0).after(known, now=50.0).deadline == 90.0
+
+
 @given(deadlines, deadlines)
 def test_another_request_has_its_own_deadline(before: float | None, after: float | None):
-    assert asked(2, after).after(asked(1, before)) == asked(2, after)
+    assert asked(2, after).after(asked(1, before), 0.0) == asked(2, after)
 
 
 @given(deadlines, deadlines)
 def test_withdrawal_of_a_request_is_always_heard(before: float | None, after: float | None):
-    known = asked(deadline=after, withdrawn=True).after(asked(deadline=before))
+    known = asked(deadline=after, withdrawn=True).after(asked(deadline=before), 0.0)
     assert known.withdrawn
     assert Course(2, 0).deadline(known) is None
 
@@ -50,7 +56,7 @@ def test_repeated_request_is_agreed_on_once(announced: list[float | None], relea
         assert course.after(9) is Next.SAVE
         course.finished(Decision(PREFIX, 1, outcome, "", payloads={0: course.payload(known)}))
     for deadline in announced:
-        known = asked(deadline=deadline).after(known)
+        known = asked(deadline=deadline).after(known, 0.0)
         assert not course.wants(known)
         # All have saved; or the request is left to the job's next life, and its deadline still stands.
         assert course.deadline(known) == (None if released else known.deadline)

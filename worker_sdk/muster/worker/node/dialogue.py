@@ -23,9 +23,11 @@ FORGOTTEN = "RUN_FORGOTTEN"
 """The reason of a run that an operator has removed. A node that joins again starts another run."""
 STOPPED = "RUN_STOPPED"
 """The reason of a run that was stopped, to be resumed by other agents."""
+EVICTED = "NODE_EVICTED"
+"""The reason of a node that an operator has sent away for good."""
 CLOSING = frozenset({"RUN_CLOSED", "NODE_NOT_NEEDED", FORGOTTEN})
 """Reasons that say that the run is over."""
-PLACE_LOST = CLOSING | {STOPPED, "NODE_REMOVED", "SUPERSEDED"}
+PLACE_LOST = CLOSING | {STOPPED, EVICTED, "NODE_REMOVED", "SUPERSEDED"}
 """The only reasons by which a node of a complete round loses its place."""
 
 
@@ -73,6 +75,7 @@ class JoinDialogue:
         waits_since: when a coordinator started to count this attempt's join timeout; None while none does.
         closed: how the run was closed; None while the node knows of no closing.
         stopped: how the run was stopped; None while the node knows of no stop.
+        evicted_at: when it heard that it was evicted, on the clock of ``waits_since``; None: it has not.
         nodes_gone: how many nodes of a stopped round have gone.
         met: whether the coordinator has ever answered.
         admitted: whether it has answered in this attempt.
@@ -85,6 +88,7 @@ class JoinDialogue:
         self.attempt = 0
         self.closed: Closed | None = None
         self.stopped: Stopped | None = None
+        self.evicted_at: float | None = None
         self.met = False
         self._reset()
 
@@ -187,9 +191,17 @@ class JoinDialogue:
         # A node that returns finds room when the coordinator has seen its old streams end.
         return reason in TRANSIENT or (reason == "LIMIT_EXCEEDED" and self.met)
 
-    def refused(self, error: RefusedError) -> None:
-        """Handle a refusal that ends the attempt."""
+    def refused(self, error: RefusedError, now: float) -> None:
+        """Handle a refusal that ends the attempt.
+
+        Args:
+            error: the refusal.
+            now: on the clock of ``waits_since``.
+        """
         self.met = True
+        if error.reason == EVICTED:
+            self.evicted_at = now
+            logger.warning("%s", error)
         if error.reason == "RUN_CLOSED" and self.stands_by:
             # The coordinator was restarted, and does not know any more that this node stood by.
             error = RefusedError(str(error), "NODE_NOT_NEEDED")

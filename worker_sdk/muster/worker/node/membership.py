@@ -27,7 +27,7 @@ from muster.v1 import common_pb2, rendezvous_pb2_grpc
 from muster.v1 import rendezvous_pb2 as pb
 from muster.worker.closed import closed_from_pb
 from muster.worker.errors import ConnectError, MusterError, RefusedError
-from muster.worker.node.dialogue import FORGOTTEN, JoinDialogue
+from muster.worker.node.dialogue import EVICTED, FORGOTTEN, JoinDialogue
 from muster.worker.node.dialogue import NodeConfig as NodeConfig
 from muster.worker.node.dialogue import Place as Place
 from muster.worker.stopped import stopped_from_pb
@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 USAGE = "a node's place"
 """What this process uses gRPC for."""
+HEAD_START = 5.0
+"""Seconds that an evicted node leaves its workers running, so that the other agents end theirs first. If its
+workers ended first, the others would fail in their collectives, and torchrun would count a failure of each
+node. Its workers end anyway in the first collective that the others are not in."""
 
 
 class NodeMembership:
@@ -111,7 +115,16 @@ class NodeMembership:
     @property
     def nodes_waiting(self) -> int:
         """The number of nodes that wait to be let in, including this one if it lost its place."""
+        evicted_at = self._dialogue.evicted_at
+        if evicted_at is not None:
+            # The agent ends its workers, and hears at its next join that it was evicted.
+            return int(time.monotonic() >= evicted_at + HEAD_START)
         return max(self._dialogue.waiting, int(self._dialogue.fenced))
+
+    @property
+    def evicted(self) -> bool:
+        """Whether an operator has sent this node away for good."""
+        return self._dialogue.evicted_at is not None
 
     @property
     def stopped(self) -> bool:
@@ -279,7 +292,7 @@ class NodeMembership:
             if self._dialogue.is_transient(failure.reason):
                 return
             if not (self._dialogue.admitted and self._stream.patience.lasts(failure.reason)):
-                self._dialogue.refused(failure)
+                self._dialogue.refused(failure, time.monotonic())
                 self._changed.notify_all()
 
     def lost(self) -> None:
@@ -295,9 +308,9 @@ class NodeMembership:
     # ------------------------------------------------------------------ checks and errors
 
     def _check_run(self) -> None:
-        """Do not start a forgotten run again: its id may be another job's by now."""
+        """Do not start a forgotten run again, whose id may be another job's by now, nor join when evicted."""
         error = self._dialogue.error
-        if isinstance(error, RefusedError) and error.reason == FORGOTTEN:
+        if isinstance(error, RefusedError) and error.reason in (FORGOTTEN, EVICTED):
             raise copy(error)
 
     def _check_owner(self) -> None:

@@ -157,7 +157,7 @@ class SessionDialogue:
                 logger.warning("run %s was closed by %s; barriers go on", self.config.run_id, closed)
             self.closed = closed
         elif kind == "save_asked":
-            self.save_asked = asked_from_pb(response.save_asked, now).after(self.save_asked)
+            self.save_asked = asked_from_pb(response.save_asked, now).after(self.save_asked, now)
         elif kind == "refusal":
             self._refused(response.refusal)
 

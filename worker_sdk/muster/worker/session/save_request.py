@@ -22,22 +22,25 @@ class SaveAsked:
     deadline: float | None = None
     """When the save must be complete, in seconds on this process's monotonic clock; None: no deadline."""
 
-    def after(self, known: "SaveAsked | None") -> "SaveAsked":
+    def after(self, known: "SaveAsked | None", now: float) -> "SaveAsked":
         """Return what a process knows that hears this announcement.
 
-        The coordinator announces a request again to each new stream, and with an earlier deadline. The
-        earliest deadline counts: a delay of the message makes the computed one too late.
+        The coordinator announces a request again to each new stream, with an earlier deadline, and with a new
+        one when the first has passed. Until then the earliest deadline counts: a delay of the message makes
+        the computed one too late.
 
         Args:
             known: what the process knew before.
+            now: when the announcement arrived, in seconds on the monotonic clock.
 
         Returns:
             The very same object if it says nothing new.
         """
         if known is None or known.number != self.number:
             return self
-        deadlines = [one.deadline for one in (known, self) if one.deadline is not None]
-        merged = replace(self, deadline=min(deadlines, default=None))
+        merged = self
+        if known.deadline is not None and (self.deadline is None or now < known.deadline < self.deadline):
+            merged = replace(self, deadline=known.deadline)
         return known if merged == known else merged
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from muster.service.cli import options
-from muster.service.cli.actions.waiting import WaitError, wait_for_save
+from muster.service.cli.actions.waiting import WaitError, deadline_ms, wait_for_save
 from muster.service.cli.client.caller import caller
 from muster.service.cli.client.coordinator_client import connect
 from muster.service.cli.client.credentials import connecting
@@ -15,7 +15,7 @@ from muster.service.cli.options import Output
 from muster.service.cli.views.table import document, emit
 from muster.service.core.vocabulary import report
 from muster.service.formatting.requested_saves import save_text
-from muster.service.wire import as_dict, milliseconds
+from muster.service.wire import as_dict
 from muster.v1 import run_pb2
 
 Stop = Annotated[bool, typer.Option("--stop", help="End training after the save.")]
@@ -79,12 +79,14 @@ def save(
                 by=caller(),
                 reason=reason,
                 across_generations=across_generations,
-                deadline_ms=milliseconds(deadline),
+                deadline_ms=deadline_ms(deadline),
             )
             asked = client.request_save(request).save
             if wait:
                 try:
-                    asked = wait_for_save(client, run, time.monotonic() + wait, report.seconds(wait))
+                    asked = wait_for_save(
+                        client, run, time.monotonic() + wait, report.seconds(wait), stop=stop
+                    )
                 except WaitError as error:
                     fail(error.message, error.code)
     emit(document(as_dict(asked)) if output is Output.JSON else f"run {run}: {save_text(asked)}")

@@ -4,7 +4,7 @@ import time
 
 import typer
 
-from muster.service.cli.client.coordinator_client import Client
+from muster.service.cli.client.coordinator_client import CallError, Client
 from muster.service.cli.failure import Exit
 from muster.service.core.vocabulary import report
 from muster.service.formatting.requested_saves import save_text, time_left
@@ -30,7 +30,12 @@ class WaitError(Exception):
         self.code = code
 
 
-def wait_for_save(client: Client, run: str, end: float, given: str) -> run_pb2.Save:
+def deadline_ms(seconds: float) -> int:
+    """Return a deadline as a request has it; 0 for 0, which means none."""
+    return max(1, round(seconds * 1000)) if seconds else 0
+
+
+def wait_for_save(client: Client, run: str, end: float, given: str, *, stop: bool) -> run_pb2.Save:
     """Return the newest requested save of a run when all ranks have made it.
 
     If a newer request replaces it, that one is waited for.
@@ -40,17 +45,26 @@ def wait_for_save(client: Client, run: str, end: float, given: str) -> run_pb2.S
         run: the run.
         end: when to give up, on the monotonic clock.
         given: the time that was given, for people.
+        stop: whether training is to end after it.
 
     Raises:
-        WaitError: it was withdrawn, it lapsed, or the time is over.
+        WaitError: it was withdrawn, it lapsed, the run was closed, the time is over, or a call failed.
     """
     shown = ""
     next_line = 0.0
     while True:
-        save = client.run(run).run.save
-        if save.state == run_pb2.SAVE_STATE_DONE:
-            return save
+        try:
+            found = client.run(run).run
+        except CallError as error:
+            raise WaitError(f"run {run}: {error}", error.code) from error
+        save = found.save
         text = f"run {run}: {save_text(save)}"
+        if save.state == run_pb2.SAVE_STATE_DONE:
+            if stop and not save.stop:
+                raise WaitError(f"{text}, but the request to end training lapsed", Exit.CLOSED)
+            return save
+        if found.HasField("closed"):
+            raise WaitError(f"{text}, and the run is closed", Exit.CLOSED)
         if save.state in (run_pb2.SAVE_STATE_WITHDRAWN, run_pb2.SAVE_STATE_LAPSED):
             raise WaitError(text, Exit.CLOSED)
         now = time.monotonic()

@@ -58,12 +58,16 @@ class CallError(Exception):
         message: what happened, why, and what to do next.
         code: the exit code that stands for it.
         status: what the call ended with.
+        reason: the name of the reason of a refusal; empty: the call was not refused.
     """
 
-    def __init__(self, message: str, code: Exit, status: grpc.StatusCode | None = None) -> None:
+    def __init__(
+        self, message: str, code: Exit, status: grpc.StatusCode | None = None, reason: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
+        self.reason = reason
 
 
 class _Services:
@@ -185,6 +189,17 @@ class Client:
         )
         return self._call(
             lambda services: services.runs.Evict, request, unknown="" if request.dry_run else unknown
+        )
+
+    def evict_node(self, request: rendezvous_pb2.EvictNodeRequest) -> rendezvous_pb2.EvictNodeResponse:
+        """Evict the agents of a machine, or show those that this would affect."""
+        unknown = (
+            f"whether the node was evicted is unknown; see: {report.command('get rounds', request.run_id)}"
+        )
+        return self._call(
+            lambda services: services.rendezvous.EvictNode,
+            request,
+            unknown="" if request.dry_run else unknown,
         )
 
     def request_save(self, request: run_pb2.RequestSaveRequest) -> run_pb2.RequestSaveResponse:
@@ -351,7 +366,7 @@ def explain(error: grpc.Call, endpoint: str, timeout: float) -> CallError:
     details = report.printable(error.details() or "no details")
     reason = reason_of(error)
     if reason:
-        return CallError(details, EXITS.get(reason, Exit.FAILED))
+        return CallError(details, EXITS.get(reason, Exit.FAILED), reason=reason)
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:
         if fault := given().fault(details):

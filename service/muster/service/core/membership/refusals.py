@@ -46,6 +46,16 @@ def group_not_found(run_id: str, prefix: str, groups: Iterable[str]) -> Refusal:
     )
 
 
+def ranks_reconnect(node_name: str, left: float) -> Refusal:
+    """Return the refusal of a drain that found nothing on a node shortly after the coordinator started."""
+    return Refusal(
+        Reason.RANKS_RECONNECT,
+        f"this coordinator has just started, and nothing on node {report.shown(node_name)} has connected to "
+        "it yet, so it is unknown which runs are there. Nothing was asked for. Repeat it in "
+        f"{report.seconds(left)}.",
+    )
+
+
 def no_members(run_id: str) -> Refusal:
     """Return the refusal of a request for a save that no process could hear."""
     return Refusal(

@@ -1,5 +1,6 @@
 """The processes of the ranks of a run, in its newest generation."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from muster.service.core.membership.process import Process
@@ -13,6 +14,8 @@ class Roster:
         self._by_rank: dict[int, list[Process]] = {}
         self._living: set[Process] = set()
         """Its living processes, so that a hello need not look at every rank."""
+        self._nodes: Counter[str] = Counter()
+        """How many living processes each node has, by its name."""
 
     def __iter__(self) -> Iterator[Process]:
         for rank in sorted(self._by_rank):
@@ -47,15 +50,21 @@ class Roster:
 
     def refresh(self, process: Process) -> None:
         """Update whether a process counts as living, after its state changed."""
-        if process.state.living:
+        was_living = process in self._living
+        if process.state.living and not was_living:
             self._living.add(process)
-        else:
-            self._living.discard(process)
+            self._nodes[process.node_name] += 1
+        elif was_living and not process.state.living:
+            self._living.remove(process)
+            self._nodes[process.node_name] -= 1
+            if not self._nodes[process.node_name]:
+                del self._nodes[process.node_name]
 
     def clear(self) -> None:
         """Remove all processes."""
         self._by_rank.clear()
         self._living.clear()
+        self._nodes.clear()
 
     def mark_past(self, begun: float | None) -> None:
         """Mark the processes that may belong to an earlier start of the job, when a newcomer finds all gone.
@@ -67,6 +76,10 @@ class Roster:
         """
         for process in self:
             process.past = begun is not None and process.last_seen <= begun
+
+    def is_on_node(self, node_name: str) -> bool:
+        """Whether a living process is on a node."""
+        return node_name in self._nodes
 
     @property
     def deserted(self) -> bool:

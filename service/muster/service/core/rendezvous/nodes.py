@@ -1,7 +1,7 @@
 """The nodes of a rendezvous, their places, and the nodes that departed."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from muster.service.core.vocabulary import report
@@ -58,6 +58,17 @@ class Places:
     participants: dict[str, Node] = field(default_factory=dict)
     waiting: dict[str, Node] = field(default_factory=dict)
     redundant: dict[str, Node] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Node]:
+        for standing in NodeStanding:
+            yield from self.of(standing).values()
+
+    def __len__(self) -> int:
+        return sum(len(self.of(standing)) for standing in NodeStanding)
+
+    def find(self, incarnation: str) -> Node | None:
+        """Return the node of this incarnation, if it has a place."""
+        return next((one for s in NodeStanding if (one := self.of(s).get(incarnation)) is not None), None)
 
     def of(self, standing: NodeStanding) -> dict[str, Node]:
         """Return the nodes with a standing."""

@@ -1,9 +1,11 @@
 """Why a rendezvous refuses a node, or ends its stream."""
 
+from collections.abc import Iterable
+
 from muster.service.core.rendezvous.nodes import Departed, Node
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import JoinRendezvous
-from muster.service.core.vocabulary.model import Closed, RendezvousSettings, Stopped
+from muster.service.core.vocabulary.model import Closed, NodeInfo, RendezvousSettings, Stopped
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 
@@ -50,6 +52,53 @@ def not_in_round(ask: JoinRendezvous, gone: Departed | None) -> Refusal:
         f"node {report.node_name(ask.node)} is not in round {ask.round} of run {ask.run_id} any "
         f"more{why}. End its workers, and join anew.",
     )
+
+
+def node_evicted(run_id: str, node: NodeInfo, why: str = "") -> Refusal:
+    """Return the refusal for a node that was evicted.
+
+    Args:
+        run_id: the run.
+        node: the node.
+        why: the requester and the reason, for people; empty: unknown.
+    """
+    return Refusal(
+        Reason.NODE_EVICTED,
+        f"node {report.node_name(node)} was evicted from run {run_id}{f' {why}' if why else ''}. End this "
+        "agent; a new one may join.",
+    )
+
+
+def node_not_found(run_id: str, node_name: str, nodes: Iterable[Node]) -> Refusal:
+    """Return the refusal to evict a node on which the run has no agent."""
+    names = list(dict.fromkeys(report.shown(node.info.node_name) for node in nodes))
+    return Refusal(
+        Reason.NODE_NOT_FOUND,
+        f'run {run_id} has no agent on node "{report.shown(node_name)}"; it has agents on '
+        f"{report.first_names(names) or 'no node'}. List them with: {report.command('get rounds', run_id)}",
+    )
+
+
+def no_spare(run_id: str, node_name: str, evicted: int, spares: int) -> Refusal:
+    """Return the refusal to evict nodes that no other nodes could replace."""
+    return Refusal(
+        Reason.NO_SPARE,
+        f"run {run_id} has {report.agents(evicted)} in its round on node {report.shown(node_name)}, and "
+        f"{report.agents(spares)} of other nodes on standby. Nothing was evicted. Start "
+        f"{report.agents(evicted - spares)} more on other nodes, and try again.",
+        evicted=evicted,
+        spares=spares,
+    )
+
+
+def nothing_to_replace(run_id: str, closed: Closed | None, stopped: Stopped | None) -> Refusal:
+    """Return the refusal to evict a node of a run that forms no further round by itself."""
+    if closed is not None:
+        reason, state = Reason.RUN_CLOSED, report.run_closed(run_id, closed)
+    else:
+        assert stopped is not None
+        reason, state = Reason.RUN_STOPPED, report.run_stopped(run_id, stopped)
+    return Refusal(reason, f"{state}. Its agents end by themselves, and nothing was evicted.")
 
 
 def left(run_id: str, node: Node) -> Refusal:

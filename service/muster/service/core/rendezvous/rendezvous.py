@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from muster.service.core.elapsed import elapsed
 from muster.service.core.rendezvous import refusals, reports
+from muster.service.core.rendezvous.evictions import Evictions
 from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
@@ -77,16 +78,16 @@ class Rendezvous:
         self._announced_at = float("-inf")
         self.stopped: Stopped | None = None
         """How the complete round was stopped."""
+        self.evictions = Evictions()
+        """The nodes that may never join again."""
 
     # ------------------------------------------------------------------ looking
 
     def __iter__(self) -> Iterator[Node]:
-        yield from self._places.participants.values()
-        yield from self._places.waiting.values()
-        yield from self._places.redundant.values()
+        yield from self._places
 
     def __len__(self) -> int:
-        return sum(len(self._places.of(standing)) for standing in NodeStanding)
+        return len(self._places)
 
     def of(self, standing: NodeStanding) -> list[Node]:
         """Return the nodes with a standing, in order."""
@@ -104,22 +105,28 @@ class Rendezvous:
 
     def find(self, incarnation: str) -> Node | None:
         """Return the node of this incarnation, if it has a place."""
-        places = self._places
-        return (
-            places.participants.get(incarnation)
-            or places.waiting.get(incarnation)
-            or places.redundant.get(incarnation)
-        )
+        return self._places.find(incarnation)
 
     def holds_round(self, incarnation: str, attempt: int) -> bool:
         """Whether the node is in the complete round by this attempt."""
         node = self._places.participants.get(incarnation)
         return self.complete and node is not None and node.attempt == attempt
 
+    def is_on_node(self, node_name: str) -> bool:
+        """Whether an agent of the complete round is on a node."""
+        return self.complete and any(
+            node.info.node_name == node_name for node in self._places.participants.values()
+        )
+
     @property
     def restarts(self) -> bool:
-        """Whether the agents of the complete round restart their workers, to let waiting nodes in."""
-        return self.complete and self.stopped is None and self._announced > 0
+        """Whether agents restart their workers, for waiting nodes or after an eviction.
+
+        While a later round forms, only workers of the past round are left, and their agents end them.
+        """
+        if not self.complete:
+            return len(self.rounds) > 0
+        return self.stopped is None and (self._announced > 0 or self.evictions.count(self.round) > 0)
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -133,8 +140,10 @@ class Rendezvous:
         """Give a node a place, or tell it the place that it already has.
 
         Raises:
-            Refusal: NODE_REMOVED, SETTINGS_DIFFER, or SUPERSEDED by a later join of the same node.
+            Refusal: NODE_EVICTED, NODE_REMOVED, SETTINGS_DIFFER, or SUPERSEDED by a later join.
         """
+        if ask.node.incarnation in self.evictions:
+            raise refusals.node_evicted(self.run_id, ask.node)
         node = self.find(ask.node.incarnation)
         if node is not None and ask.attempt < node.attempt:
             raise refusals.superseded(ask, node)
@@ -151,14 +160,17 @@ class Rendezvous:
                 effects.send(ask.session, self._count_message(self._announced))
             self._advance(now, effects)
             return node
-        self._check_settings(ask, node)
+        # A node with a lost stream may come back within its keep-alive timeout, so its settings still count.
+        alone, agreed = all(other is node for other in self), self.settings
+        if not alone and agreed is not None and agreed.size != ask.settings.size:
+            raise refusals.settings_differ(ask, agreed, [other for other in self if other is not node])
         if node is None:
             node = Node(ask.node, ask.attempt, ask.settings, ask.session, now.monotonic, 0.0, 0)
         else:
             self._vacate(node, effects)
             self._move_to(ask.session, node, now, effects)
             node.info, node.attempt = ask.node, ask.attempt
-        if self._is_alone(node):
+        if alone:
             self.settings = ask.settings
         self._arrivals += 1
         node.arrival = self._arrivals
@@ -182,11 +194,28 @@ class Rendezvous:
         node = self.find(incarnation)
         if node is None:
             return False
-        if node.session is not None:
-            effects.send(node.session, Refused(refusals.left(self.run_id, node), final=True))
-        self._depart(node, f"left ({report.shown(reason)})" if reason else "left", now, effects)
+        why = f"left ({report.shown(reason)})" if reason else "left"
+        self._refuse(node, refusals.left(self.run_id, node), effects)
+        self._record_departure(node, why, now.monotonic, effects)
         self._advance(now, effects)
         return True
+
+    def evict(self, nodes: Iterable[Node], why: str, now: Instant, effects: Effects) -> None:
+        """Give up the places of nodes for good. The others of the complete round hear of it at once.
+
+        Args:
+            nodes: nodes that have a place.
+            why: the requester and the reason, for people.
+            now: the current time.
+            effects: receives what follows.
+        """
+        for node in nodes:
+            in_round = self.complete and node.standing is NodeStanding.PARTICIPANT
+            self.evictions.add(node.info.incarnation, self.round if in_round else None)
+            self._refuse(node, refusals.node_evicted(self.run_id, node.info, why), effects)
+            self._record_departure(node, f"evicted {why}", now.monotonic, effects)
+        self._announced_at = float("-inf")
+        self._advance(now, effects)
 
     def close(self, closed: Closed, now: Instant, effects: Effects) -> None:
         """End every wait for a round, because the run was closed. The complete round continues."""
@@ -221,7 +250,8 @@ class Rendezvous:
         """Remove lost nodes, end the last call, and end waits after their join timeout."""
         for node in [n for n in self if n.session is None]:
             if now.monotonic >= node.since + node.settings.keep_alive_timeout:
-                self._depart(node, "connection lost", now, effects, at=node.since)
+                self._vacate(node, effects)
+                self._record_departure(node, "connection lost", node.since, effects)
         self._advance(now, effects)
         self._end_waits(now, effects)
         self._advance(now, effects)
@@ -274,12 +304,8 @@ class Rendezvous:
         if self.complete and node.standing is NodeStanding.PARTICIPANT:
             effects.records.append(ForgetParticipant(self.run_id, node.info.incarnation))
 
-    def _depart(
-        self, node: Node, reason: str, now: Instant, effects: Effects, *, at: float | None = None
-    ) -> None:
-        self._vacate(node, effects)
-        gone = Departed(node.info, self.round, reason, now.monotonic if at is None else at)
-        self.departed.appendleft(gone)
+    def _record_departure(self, node: Node, reason: str, at: float, effects: Effects) -> None:
+        self.departed.appendleft(Departed(node.info, self.round, reason, at))
         effects.notices.append(
             Notice("node.gone", self.run_id, f"node {node} of round {self.round}: {reason}")
         )
@@ -429,9 +455,9 @@ class Rendezvous:
 
     @property
     def _count(self) -> int:
-        """How many nodes wait for the next round, or have gone from the stopped one."""
+        """How many nodes wait for the next round or were evicted, or have gone from the stopped round."""
         if self.stopped is None:
-            return self.count(NodeStanding.WAITING)
+            return self.count(NodeStanding.WAITING) + self.evictions.count(self.round)
         return self.rounds[-1].world_size - self.count(NodeStanding.PARTICIPANT)
 
     def _tell_count(self, effects: Effects) -> None:
@@ -445,23 +471,6 @@ class Rendezvous:
         nodes = self._places.participants.values()
         told = {node.session: NO_RANKS for node in nodes if node.session is not None}
         effects.deliveries.append(Delivery(told, message))
-
-    # ------------------------------------------------------------------ refusals
-
-    def _check_settings(self, ask: JoinRendezvous, own: Node | None) -> None:
-        """Refuse a node that wants another number of nodes than the others.
-
-        A node with a lost stream may come back within its keep-alive timeout, so its settings still count.
-        """
-        wanted, agreed = ask.settings, self.settings
-        if agreed is None or self._is_alone(own):
-            return
-        if (wanted.min_nodes, wanted.max_nodes) != (agreed.min_nodes, agreed.max_nodes):
-            raise refusals.settings_differ(ask, agreed, [node for node in self if node is not own])
-
-    def _is_alone(self, own: Node | None) -> bool:
-        """Whether no other node has a place."""
-        return all(node is own for node in self)
 
     # ------------------------------------------------------------------ restoring
 

@@ -2,10 +2,28 @@
 
 from muster.service.core.vocabulary.model import HandledNotice
 
-MAX_NOTICES = 64
-"""Number of notices that a run keeps; the oldest is dropped."""
+MAX_NOTICES = 1_024
+"""Number of notices that a run keeps; the one that was heard least recently is dropped."""
+
+STOP = "stop "
+"""The ids of notices that ask for the end of training begin so."""
 
 Notices = tuple[HandledNotice, ...]
+
+
+def key_of(notice: str, *, stop: bool) -> str:
+    """Return the id under which a notice is kept: one to stop is not the same as one to save.
+
+    Args:
+        notice: the id of the notice; empty: there is none.
+        stop: whether training ends after the save.
+    """
+    return f"{STOP if stop else 'save '}{notice}" if notice else ""
+
+
+def key_on_node(notice: str, node_name: str) -> str:
+    """Return the id of a notice about a node, so that no other node's watcher can use it up."""
+    return f"{node_name}: {notice}" if notice else ""
 
 
 def request_of(notices: Notices, notice: str) -> int | None:
@@ -29,3 +47,15 @@ def moved(notices: Notices, replaced: int, number: int) -> Notices:
 def without_request(notices: Notices, number: int) -> Notices:
     """Forget the notices of a request that lapsed, so that they can lead to another one."""
     return tuple(one for one in notices if one.number != number)
+
+
+def of_covered(notices: Notices, lapsed: int, number: int) -> Notices:
+    """Forget the notices to stop of a request that lapsed. Those to save go on with the one that it covered.
+
+    Args:
+        notices: all notices.
+        lapsed: the number of the request that lapsed.
+        number: that of the request that goes on.
+    """
+    kept = tuple(one for one in notices if one.number != lapsed or not one.id.startswith(STOP))
+    return moved(kept, lapsed, number)

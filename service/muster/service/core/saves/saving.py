@@ -14,21 +14,27 @@ from muster.service.core.barriers.refusals import cut
 from muster.service.core.elapsed import RECONNECT_GRACE
 from muster.service.core.membership.process import audience
 from muster.service.core.membership.roster import Roster
-from muster.service.core.saves.late_ranks import late_ranks, probe_targets
-from muster.service.core.saves.notices import moved, request_of, with_notice, without_request
+from muster.service.core.saves.deadlines import Due, due_at, due_in, earlier, replaces
+from muster.service.core.saves.late_ranks import LateRanks, late_ranks, probe_targets
+from muster.service.core.saves.notices import (
+    key_of,
+    moved,
+    of_covered,
+    request_of,
+    with_notice,
+    without_request,
+)
 from muster.service.core.saves.votes import Phase, SaveVote, parse_vote, released_votes
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Delivery, Effects, Notice, ProbeRequest, SaveAsked
 from muster.service.core.vocabulary.events import RequestSave
-from muster.service.core.vocabulary.model import Decision, Instant, MissingRank, Save, SaveState
+from muster.service.core.vocabulary.model import CoveredSave, Decision, Instant, Save, SaveState
 from muster.service.core.vocabulary.records import SaveRecord
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 PREFIX = "muster/save"
 """The group of the barriers at which ranks agree on a save and confirm it."""
-MIN_SHORTENING = 1.0
-"""Seconds by which a deadline must be earlier to count: ranks that get one signal differ by less."""
 MAX_LATE_BYTES = 4096
 """Bytes of the sentence that names the ranks that are late; the rest is cut."""
 
@@ -50,8 +56,10 @@ class Saving:
         self.save: Save | None = None
         """The newest request."""
         self._timers = timers
-        self._probed = 0
-        """The number of the last request before whose deadline ranks were probed."""
+        self._due: Due | None = None
+        """The deadline of the newest request."""
+        self._probed = False
+        """Whether the ranks were probed before that deadline."""
         self._reports_from = float("-inf")
         """When ranks may be named as late, on the monotonic clock: not before they could connect again."""
         self._groups = groups
@@ -63,12 +71,13 @@ class Saving:
         """Restore the request, after the group, whose decisions were applied before the restart."""
         self.save = record.save
         self._seen = self._next_sequence
+        self._due = due_at(record.save.deadline, now)
         self._reports_from = now.monotonic + RECONNECT_GRACE
         self._arm(now)
 
     def asked(self, now: Instant) -> SaveAsked | None:
         """Return the message for a process that connects. If it is over, later ones are told apart by it."""
-        return None if self.save is None else _announcement(self.save, now)
+        return None if self.save is None else self._announcement(self.save, now)
 
     def request(self, ask: RequestSave, generation: int, now: Instant, effects: Effects) -> bool:
         """Request a save.
@@ -86,49 +95,48 @@ class Saving:
             Whether an earlier request covers this one. Then at most its validity was extended.
         """
         last = self.save
-        deadline = now.wall + ask.deadline if ask.deadline is not None else None
-        if last is not None and self._covers(last, ask, generation):
-            self._extend(last, ask, deadline, now, effects)
-            return True
-        pending = last if last is not None and last.state.stands else None
-        number = last.number + 1 if last is not None else 1
-        stop, across, covers_plain = ask.stop, ask.across_generations, False
-        notices = last.notices if last is not None else ()
-        if pending is not None:
-            covers_plain = pending.covers_plain or not pending.stop
-            if pending.lapses_before(generation):
-                notices = without_request(notices, pending.number)
+        notice = key_of(ask.notice, stop=ask.stop)
+        if last is not None and self._covers(last, ask, notice, generation):
+            heeded_by = request_of(last.notices, notice)
+            if heeded_by in (None, last.number):
+                self._extend(last, ask, notice, now, effects)
             else:
-                stop, across = stop or pending.stop, across or pending.across_generations
-                notices = moved(notices, pending.number, number)
-                deadline = _earlier(deadline, pending.deadline)
+                assert heeded_by is not None
+                self.save = replace(last, notices=with_notice(last.notices, notice, heeded_by))
+            return True
+        number = last.number + 1 if last is not None else 1
         asked = Save(
             number,
             SaveState.ASKED,
-            stop,
+            ask.stop,
             ask.by,
             ask.reason,
             now.wall,
             self._next_sequence,
             generation=generation,
-            across_generations=across,
-            covers_plain=stop and (covers_plain or not ask.stop),
-            deadline=deadline,
-            notices=with_notice(notices, ask.notice, number),
+            across_generations=ask.across_generations,
         )
+        due = due_in(ask.deadline, now)
+        if last is not None:
+            asked = replace(asked, notices=last.notices)
+            if last.state.stands:
+                asked, due = self._replace(last, asked, notice, due, now)
+        self._due = due
+        kept = with_notice(asked.notices, notice, number)
+        asked = replace(asked, deadline=due.wall if due is not None else None, notices=kept)
         self._keep(asked, effects)
         self._tell(asked, now, effects)
         self._arm(now)
-        ending = ", and training is to end" if stop else ""
+        ending = ", and training is to end" if asked.stop else ""
         text = f"was asked for by {report.shown(ask.by)}{ending}{_because(ask.reason)}"
         self._note("asked", text, effects)
         return False
 
-    def _covers(self, last: Save, ask: RequestSave, generation: int) -> bool:
+    def _covers(self, last: Save, ask: RequestSave, notice: str, generation: int) -> bool:
         """Whether an earlier request covers another one."""
-        outdated = last.lapses_before(generation)
+        outdated = self._is_outdated(last, generation)
         failed = last.state.stands and (outdated or self._failed(last))
-        if ask.notice and (number := request_of(last.notices, ask.notice)) is not None:
+        if (number := request_of(last.notices, notice)) is not None:
             # Whatever became of that request: the notice was heeded once.
             return number < last.number or not failed
         if last.stop < ask.stop or outdated:
@@ -138,25 +146,84 @@ class Saving:
         unheard = ask.known is not None and last.number > ask.known
         return unheard and last.generation == generation and last.state is not SaveState.LAPSED
 
-    def _extend(
-        self, last: Save, ask: RequestSave, deadline: float | None, now: Instant, effects: Effects
-    ) -> None:
-        """Add to the newest request what a request that it covers asks for beyond it."""
-        extended = last
-        if request_of(last.notices, ask.notice) is None:
-            extended = replace(last, notices=with_notice(last.notices, ask.notice, last.number))
-        if last.state.stands:
-            extended = replace(
-                extended,
-                across_generations=last.across_generations or ask.across_generations,
-                covers_plain=last.covers_plain or (last.stop and not ask.stop),
-                deadline=deadline if _is_earlier(deadline, last.deadline) else last.deadline,
+    def _is_outdated(self, last: Save, generation: int) -> bool:
+        """Whether the newest request is not for a generation.
+
+        Ranks that agreed on a save still make it, even if a newer round forms meanwhile.
+        """
+        makes_it = last.state is SaveState.AGREED and self._roster.generation <= last.generation
+        return last.lapses_before(generation) and (not makes_it or self._failed(last))
+
+    def _replace(
+        self, pending: Save, asked: Save, notice: str, due: Due | None, now: Instant
+    ) -> tuple[Save, Due | None]:
+        """Let a new request take over what a pending one asks for beyond it.
+
+        Args:
+            pending: the pending request.
+            asked: the new request.
+            notice: the key of its notice.
+            due: its deadline.
+            now: the current time.
+
+        Returns:
+            The request, and its deadline.
+        """
+        covered = pending.covered
+        if covered is None and not pending.stop:
+            covered = CoveredSave(pending.by, pending.reason, pending.deadline)
+        if self._is_outdated(pending, asked.generation):
+            notices = without_request(pending.notices, pending.number)
+        else:
+            notices = moved(pending.notices, pending.number, asked.number)
+            if request_of(pending.notices, notice) is not None:
+                # The same notice: its deadline stays, and the ranks that missed it were named.
+                due, asked = self._due, replace(asked, late=pending.late)
+            else:
+                due = earlier(due, self._due, now)
+            if pending.stop and not asked.stop:
+                covered = covered or CoveredSave(asked.by, asked.reason, due.wall if due else None)
+            asked = replace(
+                asked,
+                stop=asked.stop or pending.stop,
+                across_generations=asked.across_generations or pending.across_generations,
             )
-        if extended != last:
+        return replace(asked, notices=notices, covered=covered if asked.stop else None), due
+
+    def _extend(self, last: Save, ask: RequestSave, notice: str, now: Instant, effects: Effects) -> None:
+        """Add to the newest request what a request that it covers asks for beyond it."""
+        repeated = request_of(last.notices, notice) is not None
+        self.save = last = replace(last, notices=with_notice(last.notices, notice, last.number))
+        extended = last
+        due = due_in(ask.deadline, now)
+        if last.state.stands:
+            across = last.across_generations or ask.across_generations
+            covered = last.covered
+            if last.stop and not ask.stop and covered is None:
+                covered = CoveredSave(ask.by, ask.reason, due.wall if due is not None else None)
+            extended = replace(last, across_generations=across, covered=covered)
+            if replaces(due, self._due, now, repeated=repeated):
+                assert due is not None
+                self._due = due
+                extended = replace(extended, deadline=due.wall, late="")
+        if extended != last or (notice and not repeated):
             self._keep(extended, effects)
         if extended.deadline != last.deadline:
             self._tell(extended, now, effects)
             self._arm(now)
+
+    def heed(self, notice: str, *, stop: bool, effects: Effects) -> None:
+        """Count a notice as heeded by the newest request, because the run stopped for that.
+
+        Args:
+            notice: the id of the notice; empty: there is none.
+            stop: whether it asks for the end of training.
+            effects: receives what follows.
+        """
+        key = key_of(notice, stop=stop)
+        if self.save is not None and key and request_of(self.save.notices, key) is None:
+            kept = with_notice(self.save.notices, key, self.save.number)
+            self._keep(replace(self.save, notices=kept), effects)
 
     def withdraw(self, reason: str, now: Instant, effects: Effects) -> Save:
         """Withdraw the pending request. Ranks that have agreed on a step still save at it.
@@ -233,26 +300,41 @@ class Saving:
         if self.save is None or not self.save.state.stands:
             return
         if self.save.lapses_before(over + 1):
-            lapsed = replace(self.save, state=SaveState.LAPSED, ended_at=now.wall)
-            left = without_request(lapsed.notices, lapsed.number)
-            self._keep(replace(lapsed, notices=left), effects)
+            lapsed, notices = self.save, self.save.notices
+            left = without_request(notices, lapsed.number)
+            self._keep(replace(lapsed, state=SaveState.LAPSED, ended_at=now.wall, notices=left), effects)
             self._note("lapsed", f"lapsed, because generation {lapsed.generation} is over", effects)
-            if lapsed.covers_plain:
-                plain = replace(
+            if (covered := lapsed.covered) is not None:
+                goes_on = replace(
                     self.save,
                     number=lapsed.number + 1,
                     stop=False,
-                    covers_plain=False,
-                    deadline=None,
-                    late="",
+                    by=covered.by,
+                    reason=covered.reason,
+                    asked_at=now.wall,
+                    ended_at=None,
+                    covered=None,
+                    deadline=covered.deadline,
+                    notices=of_covered(notices, lapsed.number, lapsed.number + 1),
                 )
-                self._ask_again(replace(plain, asked_at=now.wall, ended_at=None), effects)
+                self._due = due_at(covered.deadline, now)
+                self._ask_again(goes_on, now, effects)
         else:
-            self._ask_again(self.save, effects)
+            self._ask_again(self.save, now, effects)
 
-    def _ask_again(self, save: Save, effects: Effects) -> None:
-        """Ask the processes of a newer generation, or of the job that starts again, for a save."""
-        self._keep(replace(save, state=SaveState.ASKED, step=None, since=self._next_sequence), effects)
+    def _ask_again(self, save: Save, now: Instant, effects: Effects) -> None:
+        """Ask the processes of a newer generation, or of the job that starts again, for a save.
+
+        A deadline that has passed was that of the processes before.
+        """
+        if self._due is not None and self._due.at <= now.monotonic:
+            self._due = None
+        deadline = self._due.wall if self._due is not None else None
+        since = self._next_sequence
+        self._keep(
+            replace(save, state=SaveState.ASKED, step=None, since=since, deadline=deadline, late=""), effects
+        )
+        self._arm(now)
 
     @property
     def _next_sequence(self) -> int:
@@ -267,42 +349,51 @@ class Saving:
 
     def on_time(self, now: Instant, effects: Effects) -> None:
         """Probe the ranks that have not saved shortly before the deadline, and name them at the deadline."""
-        save = self.save
-        if save is None or save.deadline is None or not save.state.stands or save.late:
+        save, reports_at = self.save, self._reports_at
+        if save is None or reports_at is None:
             return
-        due = self._due(save.deadline, now)
         group = self._groups.get(PREFIX)
-        if now.monotonic >= due:
-            self._report_late(save, late_ranks(group, self._roster, now.monotonic), now, effects)
+        if now.monotonic >= reports_at:
+            if not self._roster.deserted:
+                self._report_late(save, late_ranks(group, self._roster, now.monotonic), effects)
             return
-        if now.monotonic >= due - PROBE_LEAD and self._probed < save.number:
-            self._probed = save.number
+        if now.monotonic >= reports_at - PROBE_LEAD and not self._probed:
+            self._probed = True
             targets = probe_targets(group, self._roster)
-            effects.probes.append(ProbeRequest(self.run_id, targets, due - now.monotonic))
-        self._arm(now)
+            effects.probes.append(ProbeRequest(self.run_id, targets, reports_at - now.monotonic))
+        self._timers.arm(self, reports_at if self._probed else reports_at - PROBE_LEAD)
 
-    def _report_late(self, save: Save, ranks: list[MissingRank], now: Instant, effects: Effects) -> None:
-        late = report.late_save(ranks, agreed=save.state is SaveState.AGREED)
-        self._keep(replace(save, late=cut(late, MAX_LATE_BYTES)), effects)
+    def _report_late(self, save: Save, ranks: LateRanks, effects: Effects) -> None:
+        agreed = save.state is SaveState.AGREED
+        late = cut(report.late_save(ranks.named, ranks.total, agreed=agreed), MAX_LATE_BYTES)
+        self._keep(replace(save, late=late), effects)
         self._note("late", f"was not done at its deadline: {late}", effects)
 
-    def _due(self, deadline: float, now: Instant) -> float:
-        """Return when ranks are named as late, on the monotonic clock."""
-        return max(now.monotonic + deadline - now.wall, self._reports_from)
+    @property
+    def _reports_at(self) -> float | None:
+        """When the late ranks are named, on the monotonic clock; None: no deadline, or they were named."""
+        save = self.save
+        if save is None or self._due is None or not save.state.stands or save.late:
+            return None
+        return max(self._due.at, self._reports_from)
 
     def _arm(self, now: Instant) -> None:
-        save = self.save
-        if save is None or save.deadline is None or not save.state.stands or save.late:
-            return
-        due = self._due(save.deadline, now)
-        self._timers.arm(self, due if self._probed >= save.number else due - PROBE_LEAD)
+        """Wake up for the newest deadline."""
+        self._probed = False
+        if self._reports_at is not None:
+            self._timers.arm(self, self._reports_at - PROBE_LEAD)
 
     def _keep(self, save: Save, effects: Effects) -> None:
         self.save = save
         effects.records.append(SaveRecord(self.run_id, save))
 
     def _tell(self, save: Save, now: Instant, effects: Effects) -> None:
-        effects.deliveries.append(Delivery(audience(self._roster), _announcement(save, now)))
+        effects.deliveries.append(Delivery(audience(self._roster), self._announcement(save, now)))
+
+    def _announcement(self, save: Save, now: Instant) -> SaveAsked:
+        why = f"asked for by {report.shown(save.by)}{_because(save.reason)}"
+        left = max(0.0, self._due.at - now.monotonic) if self._due is not None else None
+        return SaveAsked(save.number, save.since, save.stop, why, not save.state.stands, left)
 
     def _note(self, what: str, text: str, effects: Effects) -> None:
         assert self.save is not None
@@ -313,23 +404,6 @@ class Saving:
 def _newest(group: Group) -> Decision | None:
     """Return the last decision; None if there was none, or it is no longer kept."""
     return group.decisions.get(group.next_sequence - 1)
-
-
-def _announcement(save: Save, now: Instant) -> SaveAsked:
-    withdrawn = not save.state.stands
-    why = f"asked for by {report.shown(save.by)}{_because(save.reason)}"
-    left = max(0.0, save.deadline - now.wall) if save.deadline is not None else None
-    return SaveAsked(save.number, save.since, save.stop, why, withdrawn, left)
-
-
-def _earlier(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two deadlines; None: none of them is set."""
-    return min((at for at in (one, other) if at is not None), default=None)
-
-
-def _is_earlier(deadline: float | None, than: float | None) -> bool:
-    """Whether a deadline is so much earlier that the ranks must be told again."""
-    return deadline is not None and (than is None or deadline <= than - MIN_SHORTENING)
 
 
 def _because(reason: str) -> str:

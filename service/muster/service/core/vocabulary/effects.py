@@ -112,7 +112,7 @@ class RoundComplete:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """Tells the nodes of a complete round how many nodes wait for the next one."""
+    """Tells the nodes of a complete round how many nodes wait for the next one or were evicted from it."""
 
     count: int
 
@@ -144,7 +144,7 @@ class RunClosed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Answers an Evict."""
+    """Answers an Evict or an EvictNode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,20 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictNode:
+    """An operator evicts the agents of one machine; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    node_name: str
+    """The name or the address of the machine."""
+    by: str
+    reason: str
+    only_if_spare: bool = False
+    """Evict nobody if fewer connected nodes of other machines stand by than are evicted from the round."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """An operator removes a run and all its records; the answer goes to ``session``."""
 
@@ -321,6 +335,7 @@ Event: TypeAlias = (
     | LeaveRendezvous
     | CloseRun
     | Evict
+    | EvictNode
     | Forget
     | RequestSave
     | DrainNode

@@ -140,6 +140,15 @@ class HandledNotice(NamedTuple):
     """The number of the request."""
 
 
+class CoveredSave(NamedTuple):
+    """A request that does not end training, and that one with ``stop`` covers."""
+
+    by: str
+    reason: str
+    deadline: float | None
+    """When it must be complete, in seconds since 1970."""
+
+
 @dataclass(frozen=True, slots=True)
 class Save:
     """A save that all ranks of a run were asked for."""
@@ -163,8 +172,8 @@ class Save:
     """The generation in which it was made."""
     across_generations: bool = False
     """Whether a request that ends training stays in force when a newer generation starts."""
-    covers_plain: bool = False
-    """Whether it covers a request that does not end training. That one goes on if this one lapses."""
+    covered: CoveredSave | None = None
+    """The request without ``stop`` that it covers. That one goes on if this one lapses."""
     deadline: float | None = None
     """When it must be complete, in seconds since 1970."""
     late: str = ""
@@ -251,6 +260,14 @@ class NodeInfo(NamedTuple):
         return self.name or self.address
 
 
+class EvictedNode(NamedTuple):
+    """An agent that was evicted: it may never join again."""
+
+    incarnation: str
+    round: int | None
+    """The complete round that it was in; None: it was in none."""
+
+
 class NodeStanding(enum.IntEnum):
     """A node's place in the rendezvous of its run."""
 
@@ -271,6 +288,11 @@ class RendezvousSettings:
     """How long a round waits for more nodes after ``min_nodes`` have joined."""
     keep_alive_timeout: float
     """How long the node's place is kept when its stream is lost."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The fewest and the most nodes of a round."""
+        return self.min_nodes, self.max_nodes
 
 
 @dataclass(frozen=True, slots=True)

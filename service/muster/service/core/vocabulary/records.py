@@ -7,6 +7,7 @@ from muster.service.core.vocabulary.model import (
     CheckpointHistory,
     Closed,
     Decision,
+    EvictedNode,
     MemberState,
     NodeInfo,
     RendezvousSettings,
@@ -27,6 +28,8 @@ class RunRecord:
     active_at: float | None = None
     """About when it was last used, in seconds since 1970; None in records of older versions."""
     stopped: Stopped | None = None
+    evicted_nodes: tuple[EvictedNode, ...] = ()
+    """The last evicted nodes, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,12 +163,17 @@ def progress(name: str, waited: float, arrived: int, required: int, missing: Seq
     return f"{name} has waited {seconds(waited)}: {roll_call(arrived, required, missing)}"
 
 
-def late_save(missing: Sequence[MissingRank], *, agreed: bool) -> str:
-    """Return which ranks had not saved at the deadline of a requested save."""
-    if not missing:
-        return "no rank is there"
+def late_save(missing: Sequence[MissingRank], count: int, *, agreed: bool) -> str:
+    """Return which ranks had not saved at the deadline of a requested save.
+
+    Args:
+        missing: the first of them.
+        count: how many there are.
+        agreed: whether they had agreed on a step.
+    """
     what = "had not saved" if agreed else "had not agreed on a step"
-    return f"{'ranks' if len(missing) > 1 else 'rank'} that {what}: {missing_all(missing)}"
+    more = f"; and {count - len(missing):,} more" if count > len(missing) else ""
+    return f"{'ranks' if count > 1 else 'rank'} that {what}: {missing_all(missing)}{more}"
 
 
 def released(required: int, waited: float, last_rank: int) -> str:
@@ -258,9 +263,19 @@ def node_name(node: NodeInfo) -> str:
 
 def node_names(nodes: Sequence[NodeInfo]) -> str:
     """Return the names of the first nodes, and how many more there are."""
-    named = ", ".join(node_name(node) for node in nodes[:MAX_NAMED_SINGLY])
-    more = len(nodes) - MAX_NAMED_SINGLY
+    return first_names([node_name(node) for node in nodes])
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    named = ", ".join(names[:MAX_NAMED_SINGLY])
+    more = len(names) - MAX_NAMED_SINGLY
     return f"{named} and {more} more" if more > 0 else named
+
+
+def agents(count: int) -> str:
+    """Return ``1 agent`` or ``2 agents``."""
+    return f"{count} {'agent' if count == 1 else 'agents'}"
 
 
 def nodes_wanted(settings: RendezvousSettings) -> str:
@@ -365,6 +380,11 @@ def run_stopped(run_id: str, stopped: Stopped) -> str:
     """Return how a run was stopped."""
     why = f": {shown(stopped.reason)}" if stopped.reason else ""
     return f"run {run_id} was stopped at step {stopped.step} by {shown(stopped.by)}{why}"
+
+
+def requested(by: str, reason: str) -> str:
+    """Return who requested something, and why: ``by ann@login-1: bad disk``."""
+    return f"by {shown(by)}: {shown(reason)}" if reason else f"by {shown(by)}"
 
 
 def evicted(reason: str) -> str:

@@ -6,17 +6,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import grpc
-
 from muster.service.core import views
-from muster.service.core.vocabulary.effects import NO_RANKS, Message, NodeLeft, Refused, RunClosed
-from muster.service.core.vocabulary.events import CloseRun, Disconnected, LeaveRendezvous
+from muster.service.core.vocabulary.effects import NO_RANKS, Evicted, Message, NodeLeft, Refused, RunClosed
+from muster.service.core.vocabulary.events import CloseRun, Disconnected, EvictNode, LeaveRendezvous
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call
-from muster.service.wire import barrier_names_to_pb, closed_to_pb, node_to_pb, rendezvous_to_pb, stopped_to_pb
+from muster.service.wire import (
+    barrier_names_to_pb,
+    closed_to_pb,
+    node_to_pb,
+    nodes_to_pb,
+    rendezvous_to_pb,
+    stopped_to_pb,
+)
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 
 MAX_UNSENT = 100
@@ -153,9 +158,26 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
     async def EvictNode(  # noqa: N802
         self, request: rendezvous_pb2.EvictNodeRequest, context: Any
     ) -> rendezvous_pb2.EvictNodeResponse:
-        """Evict the agents of a machine."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "EvictNode is not built yet")
-        raise AssertionError
+        """Evict the agents of a machine for good, or show what that would affect."""
+        affected = await self._driver.query(
+            lambda core, now: views.node_eviction(
+                core.run(request.run_id), request.node_name, now, only_if_spare=request.only_if_spare
+            )
+        )
+        if not request.dry_run:
+            with Call(self._driver, Evicted) as call:
+                self._driver.submit(
+                    EvictNode(
+                        call.id,
+                        request.run_id,
+                        request.node_name,
+                        request.by,
+                        request.reason,
+                        request.only_if_spare,
+                    )
+                )
+                await call.answer()
+        return rendezvous_pb2.EvictNodeResponse(evicted=nodes_to_pb(affected.nodes), spares=affected.spares)
 
     async def Get(  # noqa: N802
         self, request: rendezvous_pb2.RendezvousServiceGetRequest, context: Any

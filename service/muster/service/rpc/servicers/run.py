@@ -16,6 +16,7 @@ from muster.service.draining import DRAINING
 from muster.service.driver import Driver
 from muster.service.rpc.call import Call
 from muster.service.rpc.interceptors.guard import ADMISSION
+from muster.service.security.audit import CALL
 from muster.service.snapshots import ALL, INTERVAL, Snapshot, Snapshots
 from muster.service.wire import barrier_names_to_pb, members_to_pb, run_to_pb, save_to_pb
 from muster.serving.connections import address_of
@@ -140,6 +141,8 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
             )
             self._driver.submit(drain)
             answer = await call.answer()
+        if (audited := CALL.get()) is not None:
+            audited.changed([one.run_id for one in answer.runs if not one.was_asked])
         return run_pb2.DrainNodeResponse(
             runs=[
                 run_pb2.DrainedRun(run_id=one.run_id, save=save_to_pb(one.save), was_asked=one.was_asked)

@@ -199,9 +199,7 @@ def test_drain_names_every_run_that_has_not_saved(runs: Runs):
 def test_drain_of_a_node_without_runs_does_nothing(runs: Runs):
     result = invoke("drain", "node-9", f"--endpoint={runs.endpoint}")
     assert result.exit_code == 0
-    assert result.stdout.startswith(
-        "no run has a process or an agent on node node-9, so nothing was asked for\n"
-    )
+    assert result.stdout.startswith("no run has a process on node node-9, or an agent in a complete round.")
     shown = invoke("drain", "node-9", "-o", "json", f"--endpoint={runs.endpoint}")
     assert json.loads(shown.stdout) == {"runs": []}
 

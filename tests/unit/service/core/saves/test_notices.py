@@ -19,7 +19,7 @@ from muster.service.core.vocabulary.model import HandledNotice, Save, SaveState
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_client import Client
-from tests.support.world.core_world import RUN, World
+from tests.support.world.core_world import RUN, TTL, World
 
 
 @pytest.fixture
@@ -135,8 +135,8 @@ def test_unusable_notice_is_refused(world: World, notice: str):
     assert "notice_id" in refused.refusal.message
 
 
-@given(st.lists(st.integers(0, 150)))
-@settings(max_examples=200)
+@given(st.lists(st.integers(0, 2_000), max_size=3_000))
+@settings(max_examples=20)
 def test_newest_notices_are_kept(numbers: list[int]):
     notices: tuple[HandledNotice, ...] = ()
     for request, number in enumerate(numbers):
@@ -201,6 +201,10 @@ def test_node_name_survives_a_coordinator(world: World):
     world.do(JoinGroup(session, PREFIX, 2))
     world.crash()
     assert len(drain(world, "node-1")) == 1
+    refused = world.refused(DrainNode(900, "node-2", (RUN,), True, "ann", ""))
+    assert refused.refusal.reason is Reason.RANKS_RECONNECT
+    world.wait(TTL)
+    assert drain(world, "node-2") == ()
 
 
 @pytest.mark.parametrize("name", ["", "x" * 100_000, "node\n1"])

@@ -369,6 +369,30 @@ async def test_evicting_shows_affected_members_and_a_dry_run_changes_nothing():
         assert (await refusal(service.runs.Evict(request, None))).reason is Reason.MEMBER_NOT_FOUND
 
 
+@in_virtual_time
+async def test_evicting_a_machine_shows_its_agents_and_a_dry_run_changes_nothing():
+    async with serving() as service:
+        a, b, c = (Node(service, name).join() for name in "abc")
+        await soon()
+        request = rendezvous_pb2.EvictNodeRequest(
+            run_id="job1", node_name="a", by="", reason="bad disk", only_if_spare=True, dry_run=True
+        )
+        shown = await service.rendezvous.EvictNode(request, None)
+        assert [(one.node.address, one.rank, one.connected) for one in shown.evicted] == [("a", 0, True)]
+        assert shown.spares == 1
+        assert len((await service.get()).nodes) == 3
+        request.dry_run = False
+        refused = await refusal(service.rendezvous.EvictNode(request, None))
+        assert refused.reason is Reason.INVALID_ARGUMENT
+        request.by = "ann"
+        assert await service.rendezvous.EvictNode(request, None) == shown
+        assert (await a.ends()).reason is Reason.NODE_EVICTED
+        assert (b.kinds[-1], c.kinds[-1]) == ("nodes_waiting", "standing")
+        for request.dry_run in (True, False):
+            refused = await refusal(service.rendezvous.EvictNode(request, None))
+            assert refused.reason is Reason.NODE_NOT_FOUND
+
+
 # ---------------------------------------------------------------------- forgetting
 
 

@@ -7,6 +7,7 @@ forgotten, bookmarks, and `DELETED` for an object that no longer matches a watch
 import copy
 import json
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -300,11 +301,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running() -> Iterator[KubernetesApi]:
+def running(tls: ssl.SSLContext | None = None) -> Iterator[KubernetesApi]:
     """A server without objects."""
     handler = type("_Handler", (Handler,), {})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        api = KubernetesApi(f"http://127.0.0.1:{server.server_port}")
+        api = KubernetesApi(f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}")
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         handler.api = api  # type: ignore[attr-defined]
         # A watch has a thread until its client goes.
         server.daemon_threads, server.block_on_close = True, False

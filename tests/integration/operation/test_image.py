@@ -17,6 +17,11 @@ from tests.support.deploy.dockerfile import Image
 
 ROOT = Path(__file__).resolve().parents[3]
 PINNED = (ROOT / "requirements/service.txt").read_text()
+WATCH = (
+    "import sys; sys.argv = ['muster', 'watch', '--source=kubernetes', '--endpoint=127.0.0.1:1']\n"
+    "from muster.service.cli.script import main; main()"
+)
+"""A watcher outside of a pod."""
 LIST = """
 import importlib.metadata, json
 print(json.dumps({one.name: one.version for one in importlib.metadata.distributions()}))
@@ -105,6 +110,12 @@ def test_there_is_no_torch_in_it(image: Image):
     python = str(image.at("/opt/muster/bin/python"))
     assert "No module named 'torch'" in run(image, python, "-c", "import torch").stderr
     assert run(image, python, "-c", "import muster.service.app").returncode == 0
+
+
+def test_watcher_has_the_client_of_kubernetes(image: Image):
+    found = run(image, str(image.at("/opt/muster/bin/python")), "-c", WATCH)
+    assert found.returncode == 1
+    assert "the service account of this pod does not lead to an API server" in found.stderr
 
 
 def test_what_the_service_needs_is_all_there(image: Image, tmp_path: Path):

@@ -1,5 +1,6 @@
 """The way to the leader, with small coordinators on loopback."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import grpc
 import pytest
 
 from lab.processes.coordinator import free_port
+from muster.client.credentials import Credentials
 from muster.v1 import run_pb2 as pb
 from muster.watcher.connection import Connection, CoordinatorError
 from muster.watcher.drain import NodeDrain
@@ -124,6 +126,33 @@ async def test_search_ends_in_time():
     assert caught.value.reason == ""
 
 
+async def test_failed_call_does_not_end_another_on_its_connection():
+    refusal = rich_status("COORDINATOR_DRAINING", "it stops")
+    came, may_go = asyncio.Event(), asyncio.Event()
+
+    class Slow(Replica):
+        async def drain(self, request: pb.DrainNodeRequest, context: Any) -> pb.DrainNodeResponse:
+            number = len(self.heard)
+            self.refusal = refusal if number == 1 else None
+            if number == 0:
+                self.heard.append(request)
+                came.set()
+                await may_go.wait()
+                return pb.DrainNodeResponse(runs=[pb.DrainedRun(run_id="slow")])
+            return await super().drain(request, context)
+
+    leader = Slow()
+    async with serving(leader):
+        connection = Connection(leader.endpoint)
+        drain = NodeDrain(connection, "node-1", "by")
+        slow = asyncio.create_task(drain(NOTICE))
+        await came.wait()
+        assert [run.run_id for run in await drain(NOTICE)] == ["job"]
+        may_go.set()
+        assert [run.run_id for run in await slow] == ["slow"]
+        await connection.close()
+
+
 async def test_token_is_read_for_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "token"
     monkeypatch.setenv("MUSTER_TOKEN_FILE", str(file))
@@ -134,6 +163,16 @@ async def test_token_is_read_for_each_call(tmp_path: Path, monkeypatch: pytest.M
         file.write_text("second")
         await sent(leader)
     assert leader.authorizations == ["Bearer first", "Bearer second"]
+
+
+async def test_credentials_may_come_from_elsewhere(tmp_path: Path):
+    (tmp_path / "token").write_text("given")
+    leader = Replica()
+    async with serving(leader):
+        connection = Connection(leader.endpoint, credentials=Credentials(token_file=tmp_path / "token"))
+        await NodeDrain(connection, "node-1", "by")(NOTICE)
+        await connection.close()
+    assert leader.authorizations == ["Bearer given"]
 
 
 async def test_token_that_cannot_be_read_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,7 @@
 """A collection against an API whose answers are given."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
@@ -51,7 +51,9 @@ class Answers:
         answer: dict[str, Any] = self._next()
         return answer
 
-    async def watch(self, path: str, query: Mapping[str, str], seconds: int) -> AsyncIterator[dict[str, Any]]:
+    async def watch(
+        self, path: str, query: Mapping[str, str], seconds: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
         assert query.items() >= QUERY.items()
         assert seconds > 0
         self.asked.append(f"watch {query['resourceVersion']}")

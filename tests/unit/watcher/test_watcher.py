@@ -161,6 +161,20 @@ async def test_requests_at_once_are_bounded():
 
 
 @in_virtual_time
+async def test_notice_whose_call_is_cancelled_is_sent_again():
+    class Cancels(Coordinator):
+        async def __call__(self, notice: Notice) -> Sequence[pb.DrainedRun]:
+            if not self.heard:
+                await super().__call__(notice)
+                raise asyncio.CancelledError
+            return await super().__call__(notice)
+
+    coordinator = Cancels()
+    await watched([Scripted((0.0, [A]))], coordinator, 5.0)
+    assert [at for at, _ in coordinator.heard] == [0.0, 1.0 + FIRST_BACKOFF]
+
+
+@in_virtual_time
 async def test_source_that_cannot_work_ends_the_watcher():
     with pytest.raises(SourceError, match="it has no permissions"):
         await watched([Scripted((0.0, [A])), Broken()], Coordinator(), 5.0)

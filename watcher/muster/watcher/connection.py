@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 
-from muster.client.addresses import target_of
+from muster.client.addresses import is_socket, target_of
 from muster.client.calls import ELSEWHERE, channel_options, reason_of, search_on
 from muster.client.credentials import TOKEN_REFUSED, Credentials
 from muster.client.errors import EnvironmentValueError
@@ -39,16 +41,23 @@ class Connection:
     Args:
         endpoint: the coordinator, its replicas, or a relay.
         timeout: seconds for one call.
+        credentials: of this process, but for sockets, which ask for none; None: those of the environment.
         clock: seconds of a monotonic clock.
     """
 
     def __init__(
-        self, endpoint: str, timeout: float = CALL_TIMEOUT, clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: str,
+        timeout: float = CALL_TIMEOUT,
+        credentials: Credentials | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = Replicas(endpoint, clock)
+        self._credentials = credentials or Credentials.of()
         self._timeout = timeout
         self._clock = clock
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._shared: dict[str, _SharedChannel] = {}
+        """By address."""
 
     async def call(self, make: Callable[[Any, float, Any], Awaitable[Response]]) -> Response:
         """Make a call that may be repeated.
@@ -67,17 +76,16 @@ class Connection:
                 raise CoordinatorError(f"the coordinator did not answer: {search.said}")
             target = search.begin()
             try:
-                metadata = await _metadata(search, target)
-                stub = run_pb2_grpc.RunServiceStub(self._channel(target))
-                response = await make(stub, left, metadata)
+                metadata = await self._metadata(search, target)
+                async with self._channel(target) as channel:
+                    response = await make(run_pb2_grpc.RunServiceStub(channel), left, metadata)
             except grpc.aio.AioRpcError as error:
                 reason = reason_of(error)
                 if reason and reason not in ELSEWHERE | TOKEN_REFUSED:
                     search.answered()
                     raise CoordinatorError(error.details() or reason, reason) from error
                 # A look-up of a name may take long, and must not stop the loop.
-                pause = await asyncio.to_thread(search_on, search, error)
-                await self._drop(target)
+                pause = await asyncio.to_thread(self._search_on, search, error)
                 if reason in TOKEN_REFUSED and deadline - self._clock() <= pause:
                     raise CoordinatorError(error.details() or reason, reason) from error
                 if not reason and error.code() in _FINAL:
@@ -89,23 +97,69 @@ class Connection:
                 return response
             await asyncio.sleep(min(pause, max(deadline - self._clock(), 0.0)))
 
-    def _channel(self, target: Target) -> grpc.aio.Channel:
-        channel = self._channels.get(target.address)
-        if channel is None:
-            channel = self._channels[target.address] = _open(target)
-        return channel
+    @asynccontextmanager
+    async def _channel(self, target: Target) -> AsyncIterator[grpc.aio.Channel]:
+        """Return the connection to an address, shared by the calls that are under way.
 
-    async def _drop(self, target: Target) -> None:
-        """Close a connection that failed: the next one may use new certificates."""
-        channel = self._channels.pop(target.address, None)
-        if channel is not None:
-            await channel.close()
+        After a failure the next call opens another one, perhaps with new certificates. The one that failed is
+        closed after its last call: that would cancel the others.
+        """
+        if target.address not in self._shared:
+            self._shared[target.address] = _SharedChannel(self._open(target))
+        shared = self._shared[target.address]
+        shared.users += 1
+        try:
+            yield shared.channel
+        except grpc.aio.AioRpcError:
+            if self._shared.get(target.address) is shared:
+                del self._shared[target.address]
+            raise
+        finally:
+            shared.users -= 1
+            if not shared.users and self._shared.get(target.address) is not shared:
+                await shared.channel.close()
+
+    def _toward(self, target: Target) -> Credentials:
+        return Credentials() if is_socket(target.address) else self._credentials
+
+    async def _metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
+        credentials = self._toward(target)
+        if credentials.token_command:
+            authorization = await asyncio.to_thread(credentials.authorization)
+        else:
+            authorization = credentials.authorization()
+        return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
+
+    def _open(self, target: Target) -> grpc.aio.Channel:
+        credentials = self._toward(target)
+        address, options = target_of(target.address), channel_options(target)
+        tls = credentials.channel_credentials()
+        if tls is None:
+            credentials.warn_if_readable(target.address)
+            return grpc.aio.insecure_channel(address, options=options)
+        named = [*options, *credentials.name_options(target.tls_name)]
+        return grpc.aio.secure_channel(address, tls, options=named)
+
+    def _search_on(self, search: Search, error: grpc.aio.AioRpcError) -> float:
+        """Continue the search after a call that failed; return the seconds to wait."""
+        if reason_of(error) in TOKEN_REFUSED:
+            self._credentials.refused()
+        fault = self._credentials.fault(error.details() or "")
+        return search_on(search, error, str(fault or ""))
 
     async def close(self) -> None:
         """Close all connections."""
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        for shared in self._shared.values():
+            await shared.channel.close()
+        self._shared.clear()
+
+
+@dataclass(eq=False, slots=True)
+class _SharedChannel:
+    """A channel, and how many calls use it."""
+
+    channel: grpc.aio.Channel
+    users: int = 0
 
 
 _FINAL = frozenset(
@@ -117,23 +171,3 @@ _FINAL = frozenset(
     }
 )
 """Statuses without a reason that another attempt would not change."""
-
-
-async def _metadata(search: Search, target: Target) -> list[tuple[str, str]]:
-    credentials = Credentials.toward(target.address)
-    if credentials.token_command:
-        authorization = await asyncio.to_thread(credentials.authorization)
-    else:
-        authorization = credentials.authorization()
-    return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
-
-
-def _open(target: Target) -> grpc.aio.Channel:
-    credentials = Credentials.toward(target.address)
-    address, options = target_of(target.address), channel_options(target)
-    tls = credentials.channel_credentials()
-    if tls is None:
-        credentials.warn_if_readable(target.address)
-        return grpc.aio.insecure_channel(address, options=options)
-    named = [*options, *credentials.name_options(target.tls_name)]
-    return grpc.aio.secure_channel(address, tls, options=named)

@@ -119,19 +119,24 @@ class Watcher:
 
     async def _send(self, standing: Standing) -> None:
         notice = standing.sending or standing.notice
-        async with self._slots:
-            try:
+        try:
+            async with self._slots:
                 runs = await self._drain(notice)
-            except CoordinatorError as error:
-                self._stats.requests[REFUSED if error.reason else FAILED] += 1
-                if self._schedule.failed(standing, (error.reason, str(error)), self._clock()):
-                    self._observer.failed(notice, error)
-            else:
-                self._stats.requests[ANSWERED] += 1
-                outcome = tuple((run.run_id, run.save.number) for run in runs)
-                if self._schedule.answered(standing, outcome, self._clock()):
-                    self._observer.answered(notice, runs)
-        self._wake.set()
+        except CoordinatorError as error:
+            self._stats.requests[REFUSED if error.reason else FAILED] += 1
+            if self._schedule.failed(standing, (error.reason, str(error)), self._clock()):
+                self._observer.failed(notice, error)
+        except asyncio.CancelledError:
+            # If the call alone was cancelled, the watcher goes on, and must send the notice again.
+            self._schedule.failed(standing, "cancelled", self._clock())
+            raise
+        else:
+            self._stats.requests[ANSWERED] += 1
+            outcome = tuple((run.run_id, run.save.number) for run in runs)
+            if self._schedule.answered(standing, outcome, self._clock()):
+                self._observer.answered(notice, runs)
+        finally:
+            self._wake.set()
 
 
 def source_error(group: BaseExceptionGroup) -> SourceError | None:

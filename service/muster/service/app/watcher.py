@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 from aiohttp import web
 
+from muster.client.credentials import Credentials
 from muster.service.address import Address
 from muster.service.app.ports import StartError, open_site_runner, start_site_at
 from muster.service.telemetry.watcher_log import WatcherLog
@@ -31,6 +32,8 @@ class WatcherSettings:
     sources: Sequence[str]
     """Names of sources, each once."""
     options: SourceOptions
+    credentials: Credentials
+    """What the watcher shows the coordinator."""
     annotate: bool
     """Whether the last committed steps are written to the jobs' objects."""
     http: Address | None
@@ -49,7 +52,7 @@ async def run_watcher(settings: WatcherSettings) -> None:
     node_name = settings.options.node_name
     stats = WatcherStats()
     async with AsyncExitStack() as stack:
-        connection = Connection(settings.endpoint)
+        connection = Connection(settings.endpoint, credentials=settings.credentials)
         stack.push_async_callback(connection.close)
         options = replace(settings.options, annotate_by=connection if settings.annotate else None)
         try:

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -69,7 +69,9 @@ class Api:
         """
         return await self._answer("PATCH", path, None, patch)
 
-    async def watch(self, path: str, query: Mapping[str, str], seconds: int) -> AsyncIterator[Manifest]:
+    async def watch(
+        self, path: str, query: Mapping[str, str], seconds: int
+    ) -> AsyncGenerator[Manifest, None]:
         """Yield the events of a watch until the server ends it.
 
         Args:

@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from muster.client.jitter import jittered
@@ -26,7 +26,7 @@ class Reads(Protocol):
         """See ``Api.get``."""
         ...
 
-    def watch(self, path: str, query: Mapping[str, str], seconds: int) -> AsyncIterator[Manifest]:
+    def watch(self, path: str, query: Mapping[str, str], seconds: int) -> AsyncGenerator[Manifest, None]:
         """See ``Api.watch``."""
         ...
 
@@ -119,10 +119,11 @@ class Collection(Generic[T]):
         """Apply events until the server ends the watch; return the resource version to go on from."""
         began_with = version
         query = {**self._query, "resourceVersion": version}
-        async for event in self._api.watch(self._path, query, random.randint(*WATCH_SECONDS)):
-            with _understood(self._path):
-                version = self._apply(event) or version
-            self._works()
+        async with aclosing(self._api.watch(self._path, query, random.randint(*WATCH_SECONDS))) as events:
+            async for event in events:
+                with _understood(self._path):
+                    version = self._apply(event) or version
+                self._works()
         if version == began_with:
             # A server that ends watches at once must not be called in a loop.
             await self._pause(jittered(FIRST_BACKOFF, 0.5, 1.0))

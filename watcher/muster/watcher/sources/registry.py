@@ -1,9 +1,11 @@
 """The sources by name. A module is imported when its source is asked for: some need further libraries."""
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TypeAlias
 
 from muster.watcher.connection import Connection
@@ -63,6 +65,11 @@ async def _slurm(options: SourceOptions, _: AsyncExitStack) -> Source:
 
 
 async def _kubernetes(options: SourceOptions, stack: AsyncExitStack) -> Source:
+    try:
+        Path.home()
+    except RuntimeError:
+        # The user of a container may have no home, and the library asks for it when it is imported.
+        os.environ["HOME"] = "/"
     module = import_module("muster.watcher.sources.kubernetes")
     source: Source = await module.open_source(options, stack)
     return source

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from muster.client.addresses import checked
+from muster.client.addresses import checked, is_socket
+from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.node_name import node_name
 from muster.service.address import Address
+from muster.service.cli.client.credentials import connecting, given
 from muster.service.cli.failure import Exit, fail
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_WATCH"}
@@ -42,6 +44,18 @@ def _endpoint(value: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
+def _credentials(endpoint: str) -> Credentials:
+    """Return the credentials of this command, unless only sockets are called.
+
+    Raises:
+        EnvironmentValueError: they cannot be used.
+    """
+    mine = given()
+    if not all(map(is_socket, endpoint.split(","))):
+        mine.check()
+    return mine
+
+
 def _node_name(value: str) -> str:
     try:
         return value or node_name()
@@ -49,6 +63,7 @@ def _node_name(value: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
+@connecting
 def watch(
     source: Annotated[
         list[SourceName],
@@ -148,8 +163,7 @@ def watch(
 ) -> None:
     """Watch this node until SIGTERM or SIGINT, and have the runs on it save when it is about to be lost.
 
-    To the coordinator it presents the credentials of MUSTER_TOKEN_FILE and MUSTER_TLS_…, like a worker. Role
-    watcher suffices.
+    Its token needs the role watcher. Name the coordinator, not a relay: relays forward no notices.
     """
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
     import uvloop
@@ -164,6 +178,7 @@ def watch(
             endpoint=endpoint,
             sources=list(dict.fromkeys(one.value for one in source)),
             http=Address.parse(http) if http else None,
+            credentials=_credentials(endpoint),
             annotate=annotate,
             options=SourceOptions(
                 node_name=node,

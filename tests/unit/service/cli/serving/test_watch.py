@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -93,6 +94,16 @@ def test_what_it_cannot_do_is_refused(told: list[WatcherSettings], arguments: tu
     assert result.exit_code == Exit.USAGE
     assert words in result.stderr
     assert not told
+
+
+def test_token_that_cannot_be_read_is_named(told: list[WatcherSettings], tmp_path: Path):
+    result = invoke(*GOOD, f"--token-file={tmp_path / 'none'}")
+    assert result.exit_code == Exit.USAGE
+    assert "--token-file" in result.stderr
+    assert not told
+    (tmp_path / "token").write_text("secret")
+    assert invoke(*GOOD, f"--token-file={tmp_path / 'token'}").exit_code == 0
+    assert told[0].credentials.token_file == tmp_path / "token"
 
 
 def test_missing_library_is_named():

@@ -571,6 +571,7 @@ class RequestSaveRequest(google.protobuf.message.Message):
     ACROSS_GENERATIONS_FIELD_NUMBER: builtins.int
     DEADLINE_MS_FIELD_NUMBER: builtins.int
     NOTICE_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     stop: builtins.bool
@@ -595,6 +596,10 @@ class RequestSaveRequest(google.protobuf.message.Message):
     """Names the notice that caused this request, such as "aws/spot/2026-11-25T10:00:00Z". A request with a notice that the run
     has had already is the request that it led to, whatever became of that, unless that lapsed. Empty: none.
     """
+    generation: builtins.int
+    """The generation of the process that asks. A request of a process of an older generation is refused: its signal may be that
+    of its agent, which ends its workers to begin another round. Unset: the caller is no process of the run.
+    """
     def __init__(
         self,
         *,
@@ -606,9 +611,13 @@ class RequestSaveRequest(google.protobuf.message.Message):
         across_generations: builtins.bool = ...,
         deadline_ms: builtins.int = ...,
         notice_id: builtins.str = ...,
+        generation: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_known_number", b"_known_number", "known_number", b"known_number"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_known_number", b"_known_number", "across_generations", b"across_generations", "by", b"by", "deadline_ms", b"deadline_ms", "known_number", b"known_number", "notice_id", b"notice_id", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_known_number", b"_known_number", "generation", b"generation", "known_number", b"known_number"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_known_number", b"_known_number", "across_generations", b"across_generations", "by", b"by", "deadline_ms", b"deadline_ms", "generation", b"generation", "known_number", b"known_number", "notice_id", b"notice_id", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_known_number", b"_known_number"]) -> typing.Literal["known_number"] | None: ...
 
 global___RequestSaveRequest = RequestSaveRequest

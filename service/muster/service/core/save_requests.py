@@ -38,7 +38,8 @@ class SaveRequests:
         """Ask all ranks of a run for a save.
 
         Raises:
-            Refusal: INVALID_ARGUMENT, RUN_NOT_FOUND, or NO_MEMBERS: nobody could save.
+            Refusal: INVALID_ARGUMENT, RUN_NOT_FOUND, or NO_MEMBERS: nobody could save; or STALE_GENERATION: a
+                process of an older generation asks.
         """
         self._checks.save_request(event)
         run = self._registry.known(event.run_id)
@@ -90,6 +91,9 @@ class SaveRequests:
     def _request(self, run: Run, ask: RequestSave, now: Instant, effects: Effects) -> bool:
         """Request a save of one run. Returns whether an earlier request covers this one."""
         self._reaper.mark_used(run, now, effects)
+        if ask.generation is not None and ask.generation < run.generation:
+            # The signal to this rank may be its agent's, which has ended its workers for the newer round.
+            raise refusals.stale_generation(run.run_id, ask.generation, run.generation)
         if run.stopping.covers_requests:
             run.saving.heed(ask.notice, stop=ask.stop, effects=effects)
             return True

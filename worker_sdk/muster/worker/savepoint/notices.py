@@ -26,7 +26,13 @@ logger = logging.getLogger(__name__)
 
 ATTEMPT = 10.0
 """Seconds for one attempt to request a save. Attempts go on until the coordinator answers."""
-FINAL = frozenset({"RUN_NOT_FOUND", "RUN_FORGOTTEN", "INVALID_ARGUMENT", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED"})
+FINAL = frozenset(
+    {
+        *("RUN_NOT_FOUND", "RUN_FORGOTTEN", "INVALID_ARGUMENT", "ROLE_TOO_LOW", "RUN_NOT_ALLOWED"),
+        # The job goes on in a newer generation, and this process ends.
+        "STALE_GENERATION",
+    }
+)
 """Refusals that another attempt would not change."""
 PAUSE = 1.0
 """Seconds between two attempts."""
@@ -114,6 +120,7 @@ class Notices:
             by=f"rank {config.rank} ({config.host})",
             reason=name,
             known_number=taken.known,
+            generation=config.generation,
         )
         while not self._closed.is_set():
             if deadline is not None:

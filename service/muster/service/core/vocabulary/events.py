@@ -262,6 +262,8 @@ class RequestSave:
     """Seconds from now until the save must be complete."""
     notice: str = ""
     """The id of the notice that caused it; empty: none."""
+    generation: int | None = None
+    """The generation of the process that asks; None: the caller is no process of the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                 request.across_generations,
                 _seconds(request.deadline_ms),
                 request.notice_id,
+                request.generation if request.HasField("generation") else None,
             )
             self._driver.submit(asked)
             answer = await call.answer()

@@ -413,3 +413,15 @@ def test_lost_process_does_not_keep_a_run_stopped_that_began_again():
     clients[0].lose_connection()
     world.ranks(prefix=PREFIX)
     assert stopped(world) is None
+
+
+def test_signal_of_an_older_generation_does_not_stop_the_job():
+    """The signal may be that of an agent that has ended its workers for the next round."""
+    world = World()
+    world.ranks(2, prefix=PREFIX)
+    world.ranks(2, prefix=PREFIX, generation=1)
+    event = RequestSave(world.new_session(), RUN, True, "rank 0", "SIGTERM", known=0, generation=0)
+    assert world.refused(event).refusal.reason is Reason.STALE_GENERATION
+    assert world.coordinator.runs[RUN].saving.save is None
+    (answer,) = world.ask(RequestSave(900, RUN, True, "rank 0", "SIGTERM", known=0, generation=1))
+    assert isinstance(answer, SaveRequested)

@@ -169,7 +169,7 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
 def _close_a_run(endpoint: str) -> None:
     try:
         GrpcBarrier(0, 1, "checkpoint", endpoint, 20, 20, CLOSED_RUN).execute_barrier()
-        output(endpoint, "save", CLOSED_RUN)
+        output(endpoint, "save", CLOSED_RUN, "--deadline=3600")
     finally:
         muster.worker.close()
     output(endpoint, "close", CLOSED_RUN, "--reason", "the budget is spent")

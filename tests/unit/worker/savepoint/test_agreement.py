@@ -5,7 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from muster.service.core.saves.notices import key_of
 from muster.service.core.saves.saving import PREFIX
+from muster.service.core.vocabulary.effects import SaveRequested
 from muster.service.core.vocabulary.events import CancelSave, RequestSave
 from muster.service.core.vocabulary.model import SaveState
 from muster.worker.decision import Decision, Outcome
@@ -23,6 +25,8 @@ class Saves(RuleBasedStateMachine):
         self.world = World(world_size=size)
         self.generation = 0
         self.gone: list[Trainer] = []
+        self.heeded: set[str] = set()
+        """Notices whose save all ranks made, or an operator withdrew."""
         self.trainers = [Trainer(self.world, rank, 0, start + rank * lag) for rank in range(size)]
 
     @rule(rank=st.integers(0, 3), steps=st.integers(1, 4))
@@ -45,6 +49,25 @@ class Saves(RuleBasedStateMachine):
     @rule(stop=st.booleans(), seconds=st.none() | st.sampled_from([1.0, 60.0, 800.0]))
     def ask(self, stop: bool, seconds: float | None = None) -> None:
         self.world.do(RequestSave(self.world.new_session(), RUN, stop, "someone", "", deadline=seconds))
+
+    @rule(number=st.integers(0, 3), stop=st.booleans(), seconds=st.none() | st.sampled_from([1.0, 60.0]))
+    def notice(self, number: int, stop: bool, seconds: float | None) -> None:
+        """A watcher sends a notice, perhaps again."""
+        ask = RequestSave(900, RUN, stop, "watcher", "", deadline=seconds, notice=f"n{number}")
+        (answer,) = self.world.ask(ask)
+        if isinstance(answer, SaveRequested) and key_of(f"n{number}", stop=stop) in self.heeded:
+            assert answer.was_asked
+
+    @invariant()
+    def notices_are_kept_until_their_request_lapses(self) -> None:
+        save = self.world.coordinator.runs[RUN].saving.save
+        if save is None:
+            return
+        kept = {one.id: one.number for one in save.notices}
+        assert self.heeded <= kept.keys()
+        assert all(number <= save.number for number in kept.values())
+        if save.state in (SaveState.DONE, SaveState.WITHDRAWN):
+            self.heeded |= {notice for notice, number in kept.items() if number == save.number}
 
     @rule()
     def cancel(self) -> None:

@@ -1,7 +1,9 @@
 """The API server as a pod reaches it: by TLS, with the token and the authority of its service account."""
 
+import json
 import ssl
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +12,7 @@ from kubernetes_asyncio.config import incluster_config
 
 from lab.authority import Authority
 from lab.watching import kubernetes_api
-from lab.watching.kubernetes_api import KubernetesApi, node
+from lab.watching.kubernetes_api import Asked, KubernetesApi, Refused, kubeconfig, node
 from muster.watcher.kubernetes.api import ConfigurationError, KubernetesError, connect
 
 
@@ -77,4 +79,35 @@ async def test_refusal_has_the_words_of_the_server(api: KubernetesApi):
     with pytest.raises(KubernetesError, match="nodes is forbidden") as caught:
         await client.get("/api/v1/nodes")
     assert caught.value.status == 403
+    await client.close()
+
+
+async def test_token_of_a_kubeconfig_that_is_refused_is_read_again(tmp_path: Path):
+    """The helper commands of clouds give tokens that are good for 15 minutes."""
+    wanted = "one"
+
+    def allows(asked: Asked) -> bool:
+        if asked.token != wanted:
+            raise Refused(HTTPStatus.UNAUTHORIZED, "Unauthorized")
+        return True
+
+    with kubernetes_api.running() as server:
+        server.allows = allows
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(kubeconfig(server, wanted)))
+        client = await connect(str(file))
+        await client.get("/api/v1/nodes")
+        wanted = "two"
+        file.write_text(json.dumps(kubeconfig(server, wanted)))
+        with pytest.raises(KubernetesError, match="Unauthorized"):
+            await client.get("/api/v1/nodes")
+        await client.get("/api/v1/nodes")
+        await client.close()
+
+
+async def test_event_that_is_no_object_breaks_the_watch(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(api, "events", lambda *_: iter([["ADDED"]]))
+    client = await connect()
+    with pytest.raises(KubernetesError, match="not an object"):
+        await anext(client.watch("/api/v1/nodes", {"resourceVersion": "1"}, 10))
     await client.close()

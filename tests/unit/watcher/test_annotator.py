@@ -194,3 +194,10 @@ async def test_objects_are_written_at_most_once_a_minute():
     with pytest.raises(Ended):
         await mine.run()
     assert pauses == [INTERVAL] * 3
+
+
+async def test_answer_of_another_shape_is_a_failure(caplog: pytest.LogCaptureFixture):
+    server = Server(**{JOB: {}})
+    server.objects[JOB] = {"kind": "Status"}
+    await annotator(server, Coordinator(run()), worker()).once()
+    assert "unknown shape" in caplog.text

@@ -225,3 +225,9 @@ def test_long_message_is_cut():
     condition = disruption("PreemptionByScheduler", "word " * 1000)
     (notice,) = found(node(), pod("worker-0", status={"conditions": [condition]}))
     assert len(notice.reason) < 400
+
+
+def test_time_of_another_form_is_no_deadline():
+    taint = tainted("team/maintenance", "NoExecute", timeAdded="yesterday")
+    (notice,) = found(taint, pod("worker-0"))
+    assert (notice.stop, notice.deadline) == (True, None)

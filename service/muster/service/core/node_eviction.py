@@ -35,11 +35,13 @@ def plan_eviction(run: Run, node_name: str, *, only_if_spare: bool) -> NodeEvict
     rendezvous = run.rendezvous
     if run.closed is not None or rendezvous.stopped is not None:
         raise refusals.nothing_to_replace(run.run_id, run.closed, rendezvous.stopped)
-    nodes = [node for node in rendezvous if _is_on(node, node_name)]
+    # A machine may have an address for each of its agents.
+    names = {node.info.node_name for node in rendezvous if node_name in (node.info.name, node.info.address)}
+    nodes = [node for node in rendezvous if node.info.node_name in names]
     if not nodes:
         raise refusals.node_not_found(run.run_id, node_name, rendezvous)
     spares = sum(
-        node.session is not None and not _is_on(node, node_name)
+        node.session is not None and node.info.node_name not in names
         for node in rendezvous.of(NodeStanding.REDUNDANT)
     )
     evicted = sum(node.standing is NodeStanding.PARTICIPANT for node in nodes)
@@ -59,7 +61,3 @@ def evict_node(run: Run, event: EvictNode, checks: Checks, now: Instant, effects
     nodes = plan_eviction(run, event.node_name, only_if_spare=event.only_if_spare).nodes
     run.rendezvous.evict(nodes, report.requested(event.by, event.reason), now, effects)
     run.write_record(now, effects)
-
-
-def _is_on(node: Node, node_name: str) -> bool:
-    return node_name in (node.info.name, node.info.address)

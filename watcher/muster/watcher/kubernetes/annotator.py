@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from muster.v1 import run_pb2 as pb
 from muster.watcher.connection import Connection, CoordinatorError
 from muster.watcher.kubernetes.api import KubernetesError, Manifest
+from muster.watcher.kubernetes.collection import understood
 from muster.watcher.kubernetes.objects import Owner, Pod, owner_of
 from muster.watcher.polling import Fault
 
@@ -149,9 +150,11 @@ class Annotator:
         committed = committed_of(run)
         if committed is None or committed == self._written.get(run_id):
             return
-        path, found = await self._top(pod)
-        wanted = annotations_of(committed)
-        if path and not is_current(found, wanted):
+        with understood(f"the owners of pod {pod.namespace}/{pod.name}"):
+            path, found = await self._top(pod)
+            wanted = annotations_of(committed)
+            is_written = not path or is_current(found, wanted)
+        if not is_written:
             await self._api.merge(path, {"metadata": {"annotations": wanted}})
         self._written[run_id] = committed
 

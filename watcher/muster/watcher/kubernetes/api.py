@@ -1,8 +1,10 @@
 """The Kubernetes API, with objects as dicts."""
 
+import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -19,7 +21,8 @@ KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A silent connection is dropped after 25 s: an idle watch would not notice that its server has gone."""
 MERGE_PATCH = "application/merge-patch+json"
 GONE = 410
-NOT_ALLOWED = frozenset({401, 403})
+UNAUTHORIZED = 401
+NOT_ALLOWED = frozenset({UNAUTHORIZED, 403})
 
 
 class KubernetesError(Exception):
@@ -44,10 +47,14 @@ class Api:
 
     Args:
         configuration: of the library.
+        renew: gets new credentials into it, after the server has refused those before.
     """
 
-    def __init__(self, configuration: client.Configuration) -> None:
+    def __init__(
+        self, configuration: client.Configuration, renew: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
         self._client = client.ApiClient(configuration)
+        self._renew = renew
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Manifest:
         """Read an object, or a list.
@@ -91,6 +98,8 @@ class Api:
             _keep_alive(response)
             while line := await response.content.readline():
                 event: Manifest = json.loads(line)
+                if not isinstance(event, dict):
+                    raise ValueError("an event is not an object")
                 if event.get("type") == "ERROR":
                     raise _status_error(event.get("object") or {})
                 yield event
@@ -139,7 +148,7 @@ class Api:
                 _preload_content=False,
                 _request_timeout=limits,
             )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ConfigException) as error:
             raise KubernetesError(f"{method} {path}: {_words(error)}") from error
         if response.status < 300:
             return response
@@ -149,6 +158,10 @@ class Api:
             status = None
         finally:
             response.release()
+        if response.status == UNAUTHORIZED and self._renew is not None:
+            # For the next attempt: the token of a helper command is good for minutes. If there is none, it fails.
+            with suppress(ConfigException, aiohttp.ClientError, OSError, TimeoutError):
+                await asyncio.wait_for(self._renew(), ANSWER_TIMEOUT)
         known = status if isinstance(status, dict) else {"message": response.reason}
         raise _status_error({**known, "code": response.status})
 
@@ -163,15 +176,19 @@ async def connect(kubeconfig: str = "") -> Api:
         ConfigurationError: neither can be used.
     """
     configuration = client.Configuration()
+
+    async def load() -> None:
+        await config.load_kube_config(kubeconfig, client_configuration=configuration)
+
     try:
         if kubeconfig:
-            await config.load_kube_config(kubeconfig, client_configuration=configuration)
+            await load()
         else:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError) as error:
         where = f"the file {kubeconfig}" if kubeconfig else "the service account of this pod"
         raise ConfigurationError(f"{where} does not lead to an API server: {error}") from error
-    return Api(configuration)
+    return Api(configuration, load if kubeconfig else None)
 
 
 def _status_error(status: Manifest) -> KubernetesError:

@@ -32,8 +32,11 @@ class Reads(Protocol):
 
 
 @contextmanager
-def _understood(path: str) -> Iterator[None]:
+def understood(path: str) -> Iterator[None]:
     """Turn what another shape of an answer raises into a failed request.
+
+    Args:
+        path: what was asked for.
 
     Raises:
         KubernetesError: the answer has another shape.
@@ -107,12 +110,12 @@ class Collection(Generic[T]):
     async def _list(self) -> str:
         """List the objects; return the resource version to watch from."""
         found = await self._api.get(self._path, self._query)
-        with _understood(self._path):
+        with understood(self._path):
             objects = found.get("items") or []
             self.objects = {one["metadata"]["uid"]: self._read(one) for one in objects}
             version = str(found["metadata"]["resourceVersion"])
-        self.is_known = True
-        self._works()
+            self.is_known = True
+            self._works()
         return version
 
     async def _watch(self, version: str) -> str:
@@ -121,9 +124,9 @@ class Collection(Generic[T]):
         query = {**self._query, "resourceVersion": version}
         async with aclosing(self._api.watch(self._path, query, random.randint(*WATCH_SECONDS))) as events:
             async for event in events:
-                with _understood(self._path):
+                with understood(self._path):
                     version = self._apply(event) or version
-                self._works()
+                    self._works()
         if version == began_with:
             # A server that ends watches at once must not be called in a loop.
             await self._pause(jittered(FIRST_BACKOFF, 0.5, 1.0))

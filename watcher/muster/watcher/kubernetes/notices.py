@@ -86,8 +86,8 @@ def _of_node(node: Node, pods: Collection[Pod], policy: Policy) -> Iterable[Noti
             if not leaves:
                 continue  # All pods may stay, as on nodes that are set apart by such a taint.
             words = f"taint {taint.key} ends pods on it"
-            if taint.added:
-                deadline = _seconds(taint.added) + min(leaves)
+            if (added := _seconds(taint.added)) is not None:
+                deadline = added + min(leaves)
         if words:
             when = taint.added or taint.value or node.tainted_at
             yield Notice(
@@ -121,9 +121,13 @@ def _of_pod(pod: Pod) -> Notice | None:
     return Notice(
         id=f"kubernetes/pod/{pod.uid}/{at}",
         reason=f"pod {pod.namespace}/{pod.name}: {reason}{f': {text}' if text else ''}",
-        deadline=_seconds(pod.deleted) if pod.deleted else None,
+        deadline=_seconds(pod.deleted),
     )
 
 
-def _seconds(time: str) -> float:
-    return datetime.fromisoformat(time).timestamp()
+def _seconds(time: str) -> float | None:
+    """Return a time in seconds since 1970; None: there is none, or it has another form."""
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except (ValueError, OverflowError):
+        return None

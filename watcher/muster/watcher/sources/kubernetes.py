@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import cast
 
 from muster.watcher.kubernetes.annotator import Annotator
@@ -43,6 +44,9 @@ class Kubernetes:
         self._report: Report | None = None
         self._latest: Node | None = None
         """This node as it was seen last."""
+        self._cordoned: dict[str, str] = {}
+        """By uid: when a cordoned node was cordoned, as it was seen first. Another time would be another notice,
+        and Kubernetes keeps that of the latest change of any field by the same manager."""
         by_name = {"fieldSelector": f"metadata.name={node_name}"}
         by_node = {"fieldSelector": f"spec.nodeName={node_name}"}
         if pod_selector:
@@ -72,8 +76,13 @@ class Kubernetes:
         # With a part of the objects, notices would seem to be withdrawn.
         if self._report is None or not all(one.is_known for one in self._collections):
             return
-        notices = notices_of(self._nodes.objects.values(), self.pods(), self._policy)
-        for node in self._nodes.objects.values():
+        found = self._nodes.objects.values()
+        self._cordoned = {
+            one.uid: self._cordoned.get(one.uid) or one.cordoned_at for one in found if one.unschedulable
+        }
+        nodes = [replace(one, cordoned_at=self._cordoned.get(one.uid, "")) for one in found]
+        notices = notices_of(nodes, self.pods(), self._policy)
+        for node in nodes:
             self._latest = node
         if self._latest is None:
             raise SourceError(

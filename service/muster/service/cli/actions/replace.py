@@ -106,20 +106,24 @@ class Replacement:
     def carry_out(self) -> Done:
         """Carry out all steps, or end the command."""
         evicted = False
-        while self._await_spare():
-            if self._saves:
-                self._save()
-            if evicted := self._evict():
-                break
-        return Done(self._await_round(), evicted)
+        while True:
+            while self._await_spare():
+                if self._saves:
+                    self._save()
+                if self._evict():
+                    evicted = True
+                    break
+            if (now := self._await_round()) is not None:
+                return Done(now, evicted)
 
     def _await_spare(self) -> bool:
         """Wait until other nodes stand by for the node. Returns False if it is not in the round."""
         for now in self._looks():
-            needed = sum(_in_round(one) for one in now.nodes if is_on(one, self._node))
+            own = on_node(now, self._node)
+            needed = sum(map(_in_round, own))
             if not needed:
                 return False
-            spares = sum(_is_spare(one) for one in now.nodes if not is_on(one, self._node))
+            spares = sum(_is_spare(one) for one in now.nodes if one not in own)
             if spares >= needed:
                 return True
             self._say(f"waiting for a node on standby: {spares} of {needed}")
@@ -173,20 +177,20 @@ class Replacement:
         try:
             self._call(self._client.evict_node, self.eviction())
         except CallError as error:
-            if error.reason == Reason.NO_SPARE.name:
+            if error.reason == Reason.NO_SPARE.name and not self._over:
                 return False
             # Another one has evicted it, or the answer to an earlier attempt was lost.
             if error.reason != Reason.NODE_NOT_FOUND.name:
                 raise
         return True
 
-    def _await_round(self) -> rendezvous_pb2.Rendezvous:
-        """Wait for a whole round without the node."""
+    def _await_round(self) -> rendezvous_pb2.Rendezvous | None:
+        """Wait for a whole round. Returns None if the node is in it, by a new agent or one that was away."""
         for now in self._looks():
-            nodes = [one for one in participants(now) if not is_on(one, self._node)]
             # A round that a node has left is over, and its others are about to join the next one.
-            if now.complete and len(nodes) == now.rounds[0].world_size:
-                return now
+            if now.complete and len(participants(now)) == now.rounds[0].world_size:
+                back = any(one in participants(now) for one in on_node(now, self._node))
+                return None if back else now
             self._say(f"waiting for the next round: {now.message}")
             if self._over:
                 self._time_out(
@@ -233,9 +237,11 @@ class Replacement:
         fail(f"{what}, after {report.seconds(self._wait)}\n  next: {following}", Exit.TIMED_OUT)
 
 
-def is_on(view: rendezvous_pb2.NodeView, node: str) -> bool:
-    """Whether an agent is on a node, by name or address."""
-    return node in (view.node.name, view.node.address)
+def on_node(rendezvous: rendezvous_pb2.Rendezvous, node: str) -> list[rendezvous_pb2.NodeView]:
+    """Return the agents on a node, by its name or an address of it."""
+    found = [one for one in rendezvous.nodes if node in (one.node.name, one.node.address)]
+    names = {one.node.name or one.node.address for one in found}
+    return [one for one in rendezvous.nodes if (one.node.name or one.node.address) in names]
 
 
 def participants(rendezvous: rendezvous_pb2.Rendezvous) -> list[rendezvous_pb2.NodeView]:

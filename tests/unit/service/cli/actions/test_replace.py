@@ -183,6 +183,38 @@ def test_spare_that_goes_meanwhile_is_waited_for_again(coordinator: Coordinator)
     assert (len(coordinator.asked), len(coordinator.evicted)) == (2, 1)
 
 
+def test_spare_that_comes_and_goes_is_not_waited_for_longer_than_was_given(coordinator: Coordinator):
+    coordinator.refusals = [Refusal(Reason.NO_SPARE, "none")]
+    coordinator.saves = [(DONE, 1)]
+    result = replace(coordinator, "--wait=0")
+    assert (result.exit_code, coordinator.evicted) == (Exit.FAILED, [])
+
+
+def test_agent_of_the_node_under_another_address_is_no_spare(coordinator: Coordinator):
+    other = node("1", REDUNDANT)
+    other.node.address = "10.1.0.1"
+    coordinator.meetings = [meeting(0, A, B, other)]
+    assert replace(coordinator, "--wait=0", name="10.0.0.1").exit_code == Exit.TIMED_OUT
+    assert coordinator.asked == []
+
+
+def test_node_that_joins_while_the_round_forms_is_replaced(coordinator: Coordinator):
+    """A coordinator that has just started knows no nodes of the round that forms."""
+    forming = meeting(1, B)
+    forming.complete = False
+    coordinator.meetings = [forming, BEFORE]
+    coordinator.saves = [(DONE, 1)]
+    result = replace(coordinator)
+    assert result.exit_code == 0, result.stderr
+    assert len(coordinator.evicted) == 1
+
+
+def test_node_whose_new_agent_is_faster_than_the_spare_is_replaced_again(coordinator: Coordinator):
+    coordinator.later, coordinator.saves = [BETWEEN, BEFORE, BEFORE, BETWEEN, AFTER], [(DONE, 1)]
+    assert replace(coordinator).exit_code == 0
+    assert len(coordinator.evicted) == 2
+
+
 def test_node_that_another_command_evicts_meanwhile_is_replaced(coordinator: Coordinator):
     coordinator.refusals = [Refusal(Reason.NODE_NOT_FOUND, "gone")]
     coordinator.meetings = [BEFORE, BETWEEN, AFTER]

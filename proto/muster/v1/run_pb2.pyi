@@ -593,8 +593,8 @@ class RequestSaveRequest(google.protobuf.message.Message):
     covers this one keeps the earlier of both deadlines.
     """
     notice_id: builtins.str
-    """Names the notice that caused this request, such as "aws/spot/2026-11-25T10:00:00Z". A request with a notice that the run
-    has had already is the request that it led to, whatever became of that, unless that lapsed. Empty: none.
+    """Names the notice that caused this request, such as "aws/spot/2026-11-25T10:00:00Z". If the run has had
+    the notice, no new request is made, unless the one before lapsed or the ranks failed to agree on it. Empty: none.
     """
     generation: builtins.int
     """The generation of the process that asks. A request of a process of an older generation is refused: its signal may be that
@@ -649,7 +649,7 @@ global___RequestSaveResponse = RequestSaveResponse
 
 @typing.final
 class DrainNodeRequest(google.protobuf.message.Message):
-    """DrainNodeRequest names a machine that is to be left."""
+    """DrainNodeRequest names a machine whose runs save, and may stop."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -717,7 +717,7 @@ class DrainedRun(google.protobuf.message.Message):
     run_id: builtins.str
     """The run."""
     was_asked: builtins.bool
-    """It had been asked for before."""
+    """An earlier request covers this one, or the run has had the notice."""
     @property
     def save(self) -> global___Save:
         """The request that stands for it now."""

@@ -54,7 +54,7 @@ class NodeDrain:
         """See :class:`Drain`."""
 
         async def make(stub: Any, left: float, metadata: Any) -> pb.DrainNodeResponse:  # noqa: ANN401
-            # Made again for each attempt: the search for the leader takes time off the deadline.
+            # A new request for each attempt, since the search for the leader uses up the time left.
             request = request_of(notice, self._node_name, self._by, self._wall_clock())
             response: pb.DrainNodeResponse = await stub.DrainNode(request, timeout=left, metadata=metadata)
             return response
@@ -63,7 +63,7 @@ class NodeDrain:
 
 
 def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainNodeRequest:
-    """Return the request that a notice is.
+    """Return the request for a notice.
 
     Args:
         notice: the notice.

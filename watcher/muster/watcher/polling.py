@@ -1,4 +1,4 @@
-"""A source that is asked again and again, such as a metadata server."""
+"""A source that the watcher polls, such as a metadata server."""
 
 import asyncio
 import logging

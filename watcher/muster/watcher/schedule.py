@@ -1,7 +1,7 @@
 """Which notices are in force, and when each is sent to the coordinator. It does no I/O and reads no clock.
 
-Each notice in force is sent at once, and then every ``REPEAT`` seconds: runs may come to the node later. The
-coordinator makes one request of all of them.
+Each notice in force is sent at once, and then every ``REPEAT`` seconds: runs may come to the node later. Each
+run obeys a notice once.
 """
 
 from collections.abc import Iterable

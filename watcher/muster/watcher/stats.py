@@ -1,4 +1,4 @@
-"""What a watcher has done so far, for its metrics."""
+"""The counts of a watcher, for its metrics."""
 
 from collections import Counter
 from dataclasses import dataclass, field

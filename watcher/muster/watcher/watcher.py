@@ -32,10 +32,10 @@ class Observer(Protocol):
         """A notice is no longer in force."""
 
     def answered(self, notice: Notice, runs: Sequence[pb.DrainedRun]) -> None:
-        """The coordinator answered, not as it did the last time."""
+        """The coordinator gave another answer than the last time."""
 
     def failed(self, notice: Notice, error: CoordinatorError) -> None:
-        """A request failed, not as it did the last time."""
+        """A request failed, with another error than the last time."""
 
 
 class Watcher:

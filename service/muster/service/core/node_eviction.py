@@ -13,7 +13,7 @@ from muster.service.core.vocabulary.model import Instant, NodeStanding
 
 
 class NodeEviction(NamedTuple):
-    """What an eviction does, or would do."""
+    """The agents that an eviction concerns, and the spares."""
 
     nodes: list[Node]
     """The agents of the machine."""
@@ -22,7 +22,7 @@ class NodeEviction(NamedTuple):
 
 
 def plan_eviction(run: Run, node_name: str, *, only_if_spare: bool) -> NodeEviction:
-    """Return what the eviction of a machine does.
+    """Return the agents that the eviction of a machine concerns, and the spares.
 
     Args:
         run: the run.

@@ -15,7 +15,7 @@ from muster.service.core.vocabulary.model import Instant, Save
 
 
 class SaveRequests:
-    """Carries out requests for saves.
+    """Carries out requests for saves, of one run or of all runs on a node.
 
     Args:
         registry: knows the runs.

@@ -11,6 +11,9 @@ _STATES = {
     run_pb2.SAVE_STATE_LAPSED: "lapsed, because the job restarted first",
 }
 
+_DROPPED = (run_pb2.SAVE_STATE_WITHDRAWN, run_pb2.SAVE_STATE_LAPSED)
+"""States of requests that no rank carries out."""
+
 
 def save_text(save: run_pb2.Save) -> str:
     """Describe a save in one line: ``save 3 at step 412: done by all ranks, 14 s after it was asked for``."""
@@ -19,7 +22,8 @@ def save_text(save: run_pb2.Save) -> str:
     if save.HasField("ended_at"):
         seconds = save.ended_at.ToMilliseconds() - save.asked_at.ToMilliseconds()
         took = f", {report.seconds(max(0, seconds) / 1000)} after it was asked for"
-    stop = "; training ends after it" if save.stop else ""
+    ending = "was to end" if save.state in _DROPPED else "ends"
+    stop = f"; training {ending} after it" if save.stop else ""
     if save.HasField("deadline") and save.HasField("ended_at"):
         after = (save.ended_at.ToMilliseconds() - save.deadline.ToMilliseconds()) / 1000
         if save.state == run_pb2.SAVE_STATE_DONE and after > 0:

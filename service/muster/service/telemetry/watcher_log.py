@@ -31,8 +31,11 @@ class WatcherLog:
 
     def answered(self, notice: Notice, runs: Sequence[pb.DrainedRun]) -> None:
         """See ``Observer``."""
-        saves = [f"{run.run_id} (save {run.save.number})" for run in runs]
-        reason = f"asked to save: {', '.join(saves)}" if saves else "no run has a process on this node"
+        saves = [
+            f"{run.run_id} (save {run.save.number}{', asked before' if run.was_asked else ''})"
+            for run in runs
+        ]
+        reason = f"asked to save: {', '.join(saves)}" if saves else "no run is on the node"
         self._log.info("notice.answered", notice=notice.id, reason=reason)
 
     def failed(self, notice: Notice, error: CoordinatorError) -> None:

@@ -198,4 +198,6 @@ def runs(pid: str) -> bool:
 async def test_machine_without_scontrol_says_so(tmp_path: Path):
     source = Slurm("n1", environment={"PATH": str(tmp_path)})
     message = await why(source.look)
-    assert message == "scontrol cannot be started: No such file or directory. Is Slurm's in PATH?"
+    assert message == (
+        "scontrol cannot be started: No such file or directory. Add the folder of Slurm's commands to PATH."
+    )

@@ -1,4 +1,4 @@
-"""Which notices the objects of Kubernetes are. It does no I/O."""
+"""Derives notices from a node and its pods. It does no I/O."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ PASSING = frozenset(
 """Taints that Kubernetes sets for a condition that may pass: the node may be back before a save is complete.
 If the pods must go, their own condition says so."""
 MAX_TEXT = 300
-"""Characters of a text that somebody else wrote."""
+"""Characters of a condition's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is kept of the objects of Kubernetes. It does no I/O."""
+"""The fields of nodes and pods that the watcher keeps. It does no I/O."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Which run a pod trains, as far as its manifest says. It does no I/O."""
+"""Finds the run that a pod trains in its manifest. It does no I/O."""
 
 import re
 from collections.abc import Iterator, Mapping

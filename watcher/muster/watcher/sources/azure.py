@@ -28,12 +28,12 @@ TIMEOUT = 10.0
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 VM_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 STOPS = {
-    "Preempt": "evicts the Spot VM",
-    "Reboot": "reboots the VM",
-    "Redeploy": "moves to another host, without its local disks, the VM",
-    "Terminate": "deletes the VM",
+    "Preempt": "evicts the Spot VM {node}",
+    "Reboot": "reboots the VM {node}",
+    "Redeploy": "moves the VM {node} to another host, without its local disks",
+    "Terminate": "deletes the VM {node}",
 }
-PAUSES = {"Freeze": "pauses for some seconds the VM"}
+PAUSES = {"Freeze": "pauses the VM {node} for some seconds"}
 KINDS = STOPS | PAUSES
 
 
@@ -74,7 +74,7 @@ def _notice(event: Mapping[str, object], node: str, now: float, lead: float) -> 
     if deadline is not None and deadline - now > lead:
         return None
     description = event.get("Description")
-    reason = f"Azure {KINDS[kind]} {node}"
+    reason = f"Azure {KINDS[kind].format(node=node)}"
     if isinstance(description, str) and description:
         reason += f": {printable(description)}"
     return Notice(

@@ -167,7 +167,9 @@ class Google:
     async def _get(self, path: str) -> Answer:
         answer = await self._server.get(PREFIX + path, {"Metadata-Flavor": FLAVOR})
         if answer.status == OK and answer.flavor != FLAVOR:
-            raise LookError(f"{answer.url} is not Google's metadata server: its answer has no such header.")
+            raise LookError(
+                f"{answer.url} is not Google's metadata server: its answer lacks Metadata-Flavor."
+            )
         return answer
 
 
@@ -176,6 +178,6 @@ def _boot_id() -> str:
         return BOOT_ID.read_text().strip()
     except OSError as error:
         raise SourceError(
-            f"source google reads {BOOT_ID}, to tell a preemption from the next: {error.strerror}. Let the "
-            "sandbox of the watcher show it."
+            f"source google cannot read {BOOT_ID}: {error.strerror}. It needs this file to tell one "
+            "preemption from the next. Let the watcher read it."
         ) from error

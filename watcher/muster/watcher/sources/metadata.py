@@ -29,7 +29,7 @@ class Answer:
         """Return whether the document is there.
 
         Raises:
-            LookError: the server says neither that it is nor that it is not.
+            LookError: the status is neither 200 nor 404.
         """
         if self.status not in (OK, NOT_FOUND):
             raise LookError(f"{self.url} answers {self.status}.")
@@ -59,12 +59,12 @@ class MetadataServer:
             limit: seconds for the whole answer.
 
         Raises:
-            LookError: no answer, or none of a size that is read.
+            LookError: there is no answer, or it is too large.
         """
         return await self._ask("GET", path, headers, limit)
 
     async def put(self, path: str, headers: Mapping[str, str]) -> Answer:
-        """Send an empty PUT, as ``get`` asks.
+        """Send an empty PUT; otherwise as ``get``.
 
         Raises:
             LookError: as ``get`` does.

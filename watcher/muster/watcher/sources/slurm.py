@@ -13,7 +13,7 @@ from muster.watcher.polling import LookError
 from muster.watcher.sources.reading import printable
 
 INTERVAL = 30.0
-"""Seconds between looks: each is a request to Slurm's controller, and jobs on a drained node run on."""
+"""Seconds between polls. Each poll is a request to Slurm's controller, and jobs on a drained node run on."""
 TIMEOUT = 10.0
 """Seconds for ``scontrol``, which waits for a controller that is away."""
 MAX_BYTES = 16_777_216
@@ -28,7 +28,7 @@ LEAVES = {
     "FAIL": "Slurm expects the node {node} to fail",
     "DRAIN": "Slurm drains the node {node}",
 }
-"""The flags of a node that is to be left; the first one gives the reason.
+"""The flags of a node that its jobs must leave; the first one gives the reason.
 
 MAINT is not among them, since jobs of that reservation run there. PLANNED says nothing about running jobs."""
 NODE = re.compile(r"NodeName=[!-~]{1,255} ", re.ASCII)
@@ -80,8 +80,8 @@ class Slurm:
 
     Args:
         node: the node's name in Slurm.
-        nodes: those to look at, as Slurm writes them; empty: the node. One watcher for all nodes of a job
-            asks the controller less often than one on each of them.
+        nodes: the nodes to poll, as Slurm writes them; empty: the node. One watcher for all nodes of a job
+            calls the controller less often than one on each of them.
         environment: of ``scontrol``; default: that of this process.
         timeout: seconds after which it is killed.
     """
@@ -122,7 +122,9 @@ class Slurm:
                 start_new_session=True,
             )
         except OSError as error:
-            raise LookError(f"{COMMAND} cannot be started: {error.strerror}. Is Slurm's in PATH?") from None
+            raise LookError(
+                f"{COMMAND} cannot be started: {error.strerror}. Add the folder of Slurm's commands to PATH."
+            ) from None
         try:
             async with asyncio.timeout(self._timeout):
                 output = await _bounded(process)

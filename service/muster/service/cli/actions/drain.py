@@ -39,8 +39,8 @@ def drain(
 ) -> None:
     """Ask every run on a node to save at one step and to stop, so that its scheduler starts it elsewhere.
 
-    Cordon the node first, or the scheduler may start the runs on it again. A run with a node that stands by
-    can go on without a stop: muster replace.
+    All nodes of these runs stop. To replace one node of a run, and train on: muster replace. The command
+    asks once, for the runs on the node now. Cordon the node first, or the scheduler may start runs there.
     """
     request = run_pb2.DrainNodeRequest(
         node_name=node,
@@ -62,12 +62,12 @@ def drain(
 
 
 def drained_text(node: str, drained: run_pb2.DrainNodeResponse) -> str:
-    """Describe what each run on the node was asked for."""
+    """Describe the request that each run on the node has."""
     if not drained.runs:
         return (
             f"no run has a process on node {report.shown(node)}, or an agent in a complete round. "
             "Nothing was asked for.\n"
-            "  next: the nodes of a run are in: muster get members RUN -o wide"
+            "  next: check the node's name, under NODE NAME of: muster get members RUN -o wide"
         )
     return "\n".join(f"run {one.run_id}: {save_text(one.save)}" for one in drained.runs)
 

@@ -30,7 +30,8 @@ DEFAULT_WAIT = 600.0
 NoSave = Annotated[
     bool,
     typer.Option(
-        "--no-save", help="Do not save first, as for a node that hangs: go on from the last checkpoint."
+        "--no-save",
+        help="Do not save first: training goes on from the last checkpoint. For a node that hangs.",
     ),
 ]
 Wait = Annotated[
@@ -39,7 +40,7 @@ Wait = Annotated[
         min=0.0,
         callback=options.finite,
         metavar="SECONDS",
-        help="How long all steps together may take; exit code 4 otherwise.",
+        help="Time for all steps together. If it is over, the exit code is 4.",
     ),
 ]
 
@@ -58,8 +59,8 @@ def replace(
 ) -> None:
     """Replace a node with one that stands by, at a step that all ranks saved.
 
-    It waits for a node on standby and for a save of all ranks. Then it evicts the node, and waits for the
-    next round. It may be repeated at any time.
+    The command waits for a node on standby, and for a save of all ranks. Then it evicts the node, and waits
+    for the next round. You may repeat it at any time.
     """
     with connect(endpoint, timeout) as client:
         replacement = Replacement(client, run, node, reason, wait, save=not no_save)
@@ -72,7 +73,7 @@ def replace(
 
 
 class Done(NamedTuple):
-    """How it ended."""
+    """The end of a replacement."""
 
     rendezvous: rendezvous_pb2.Rendezvous
     evicted: bool
@@ -104,7 +105,7 @@ class Replacement:
         )
 
     def carry_out(self) -> Done:
-        """Carry out all steps, or end the command."""
+        """Carry out all steps. If one fails, end the command with an error."""
         evicted = False
         while True:
             while self._await_spare():
@@ -228,13 +229,13 @@ class Replacement:
         return time.monotonic() >= self._deadline
 
     def _say(self, line: str) -> None:
-        """Show progress, each line once."""
+        """Show progress on stderr. The same line is not shown twice in a row."""
         if line != self._said:
             self._said = line
             typer.echo(report.printable(f"run {self._run}: {line}"), err=True)
 
     def _time_out(self, what: str, following: str) -> NoReturn:
-        fail(f"{what}, after {report.seconds(self._wait)}\n  next: {following}", Exit.TIMED_OUT)
+        fail(f"{what}. The time is over: {report.seconds(self._wait)}\n  next: {following}", Exit.TIMED_OUT)
 
 
 def on_node(rendezvous: rendezvous_pb2.Rendezvous, node: str) -> list[rendezvous_pb2.NodeView]:
@@ -271,7 +272,7 @@ def done_text(run: str, node: str, done: Done) -> str:
 
 
 def plan_text(run: str, node: str, planned: rendezvous_pb2.EvictNodeResponse) -> str:
-    """Describe what the replacement would affect."""
+    """Describe the agents that the command would evict, and the spares."""
     lines = [f"agent {one.node.address} (pid {one.node.pid}) is evicted" for one in planned.evicted]
     return headed(
         f"would replace node {node} of run {run}",

@@ -31,12 +31,14 @@ Deadline = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="When the save must be complete, from now. Ranks are told, and those that are late are named.  "
-        "[default: no deadline]",
+        help="Seconds from now until the save must be complete; 0: no deadline. The coordinator tells the "
+        "ranks, and names those that are late.  [default: 0]",
         show_default=False,
     ),
 ]
-Cancel = Annotated[bool, typer.Option("--cancel", help="Withdraw the request.")]
+Cancel = Annotated[
+    bool, typer.Option("--cancel", help="Withdraw the pending request, with all that it covers.")
+]
 Wait = Annotated[
     float,
     typer.Option(
@@ -63,7 +65,7 @@ def save(
 ) -> None:
     """Ask all ranks to save at one step that they agree on.
 
-    Their training loops must have a SavePoint. The request is kept until all have saved.
+    Their training loops must have a SavePoint. The coordinator keeps the request until all ranks have saved.
     """
     if cancel and (stop or wait or deadline):
         fail("--cancel withdraws the request: give no --stop, --wait or --deadline with it", Exit.USAGE)

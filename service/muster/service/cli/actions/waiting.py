@@ -44,7 +44,7 @@ def wait_for_save(client: Client, run: str, end: float, given: str, *, stop: boo
         client: the coordinator.
         run: the run.
         end: when to give up, on the monotonic clock.
-        given: the time that was given, for people.
+        given: the time until then, as text for an error.
         stop: whether training is to end after it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``muster watch``: asks for a save when this node is about to be lost."""
+"""``muster watch``: ask the runs on this node to save when it is about to be lost."""
 
 import asyncio
 import enum
@@ -30,7 +30,7 @@ class SourceName(enum.StrEnum):
 
 
 class Cordon(enum.StrEnum):
-    """What a cordoned node means."""
+    """What the runs on a cordoned node do."""
 
     SAVE = "save"
     STOP = "stop"
@@ -92,13 +92,15 @@ def watch(
     ] = "",
     http: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Where to show /metrics, /healthz, /readyz; empty: nowhere."),
+        typer.Option(
+            metavar="HOST:PORT", help="Where to serve /metrics, /healthz and /readyz; empty: nowhere."
+        ),
     ] = "",
     namespace: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="kubernetes: watch the pods of this namespace, too. Repeat it for several.",
+            help="kubernetes: also watch the pods of this namespace. Repeat it for several.",
             show_default=False,
         ),
     ] = None,
@@ -109,14 +111,14 @@ def watch(
     cordon: Annotated[
         Cordon,
         typer.Option(
-            help="kubernetes: what a cordoned node asks for: a save, a save and a stop, or nothing."
+            help="kubernetes: what the runs on a cordoned node do: save, save and stop, or nothing."
         ),
     ] = Cordon.SAVE,
     taint: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            help="kubernetes: a further taint of nodes that are about to be lost. Repeat it for several.",
+            help="kubernetes: another taint of nodes that are about to be lost. Repeat it for several.",
             show_default=False,
         ),
     ] = None,
@@ -130,19 +132,19 @@ def watch(
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="kubernetes: the way to the API server. Default: the pod's service account."
+            metavar="FILE", help="kubernetes: the kubeconfig file. Default: the pod's service account."
         ),
     ] = None,
     metadata_url: Annotated[
         str,
-        typer.Option(metavar="URL", help="aws, google, azure: another metadata server than the cloud's own."),
+        typer.Option(metavar="URL", help="aws, google, azure: a metadata server other than the cloud's own."),
     ] = "",
     lead: Annotated[
         float | None,
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="aws, google, azure: how long before an announced event to ask. Default: 900.",
+            help="aws, google, azure: how long before an announced event the runs save. Default: 900.",
         ),
     ] = None,
     interval: Annotated[
@@ -150,20 +152,21 @@ def watch(
         typer.Option(
             min=0.1,
             metavar="SECONDS",
-            help="aws, google, azure, slurm: between two looks. Default: 5, 2, 2 and 30.",
+            help="aws, google, azure, slurm: time between two polls. Default: 5, 2, 2 and 30.",
         ),
     ] = None,
     slurm_nodes: Annotated[
         str,
         typer.Option(
             metavar="NODES",
-            help="slurm: the nodes to look at, such as n[1-4] or $SLURM_JOB_NODELIST. Default: this node.",
+            help="slurm: the nodes to watch, such as n[1-4] or $SLURM_JOB_NODELIST. Default: this node.",
         ),
     ] = "",
 ) -> None:
-    """Watch this node until SIGTERM or SIGINT, and have the runs on it save when it is about to be lost.
+    """Ask the runs on this node to save when the node is about to be lost.
 
-    Its token needs the role watcher. Name the coordinator, not a relay: relays forward no notices.
+    It runs until SIGTERM or SIGINT. Its token needs the role watcher. Name the coordinator, not a relay: a
+    relay that asks for tokens refuses its requests.
     """
     # Imported here, so that the other sub-commands start without waiting for the server's libraries.
     import uvloop

@@ -75,7 +75,7 @@ def node_not_found(run_id: str, node_name: str, nodes: Iterable[Node]) -> Refusa
     return Refusal(
         Reason.NODE_NOT_FOUND,
         f'run {run_id} has no agent on node "{report.shown(node_name)}"; it has agents on '
-        f"{report.first_names(names) or 'no node'}. List them with: {report.command('get rounds', run_id)}",
+        f"{report.first_names(names) or 'no node'}. Use one of these names.",
     )
 
 

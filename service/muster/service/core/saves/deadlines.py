@@ -18,7 +18,7 @@ class Due(NamedTuple):
 
 
 def due_in(seconds: float | None, now: Instant) -> Due | None:
-    """Return the deadline that is so many seconds away."""
+    """Return the deadline that is a number of seconds away; None: no deadline."""
     return Due(now.monotonic + seconds, now.wall + seconds) if seconds is not None else None
 
 
@@ -28,20 +28,20 @@ def due_at(wall: float | None, now: Instant) -> Due | None:
 
 
 def earlier(new: Due | None, pending: Due | None, now: Instant) -> Due | None:
-    """Return the earlier of two deadlines. One of the pending request that has passed does not count."""
+    """Return the earlier of two deadlines. If that of the pending request has passed, the new one counts."""
     if pending is None or pending.at <= now.monotonic:
         return new
     return pending if new is None or pending.at <= new.at else new
 
 
 def replaces(new: Due | None, pending: Due | None, now: Instant, *, repeated: bool) -> bool:
-    """Whether a deadline takes the place of that of the pending request that covers it.
+    """Whether a new deadline replaces that of the pending request, which covers the new one.
 
     Args:
         new: the deadline.
         pending: that of the pending request.
         now: the current time.
-        repeated: whether the pending request has had the notice. A passed deadline is then not set again.
+        repeated: whether the run has had the notice. A repeated notice does not replace a passed deadline.
     """
     if new is None:
         return False

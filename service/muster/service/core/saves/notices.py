@@ -1,18 +1,18 @@
-"""The notices that a run has had. A repeated notice is the request that it led to first."""
+"""The notices that a run has had. A repeated notice leads to no second request."""
 
 from muster.service.core.vocabulary.model import HandledNotice
 
 MAX_NOTICES = 1_024
-"""Number of notices that a run keeps; the one that was heard least recently is dropped."""
+"""Number of notices that a run keeps. When another one comes, the least recently heard one is dropped."""
 
 STOP = "stop "
-"""The ids of notices that ask for the end of training begin so."""
+"""Prefix of the keys of notices that ask for the end of training."""
 
 Notices = tuple[HandledNotice, ...]
 
 
 def key_of(notice: str, *, stop: bool) -> str:
-    """Return the id under which a notice is kept: one to stop is not the same as one to save.
+    """Return the key of a notice. A notice to stop and one to save are different notices.
 
     Args:
         notice: the id of the notice, or empty.
@@ -22,12 +22,12 @@ def key_of(notice: str, *, stop: bool) -> str:
 
 
 def key_on_node(notice: str, node_name: str) -> str:
-    """Return the id of a notice about a node, so that no other node's watcher can use it up."""
+    """Return the id of a notice about a node. The same notice about another node has another id."""
     return f"{node_name}: {notice}" if notice else ""
 
 
 def request_of(notices: Notices, notice: str) -> int | None:
-    """Return the number of the request that a notice led to; None: the run has not had it."""
+    """Return the number of the request that a notice led to; None: the run has not had the notice."""
     return next((one.number for one in notices if one.id == notice), None)
 
 
@@ -40,7 +40,7 @@ def with_notice(notices: Notices, notice: str, number: int) -> Notices:
 
 
 def moved(notices: Notices, replaced: int, number: int) -> Notices:
-    """Let the notices of a replaced request be those of its successor."""
+    """Assign the notices of a replaced request to its successor."""
     return tuple(one._replace(number=number) if one.number == replaced else one for one in notices)
 
 

@@ -199,7 +199,7 @@ def test_node_without_agents_is_not_found_and_the_others_are_named():
     refused = refusal(world, "z")
     assert refused.reason is Reason.NODE_NOT_FOUND
     assert refused.message == (
-        'run job1 has no agent on node "z"; it has agents on a, b, c. List them with: muster get rounds job1'
+        'run job1 has no agent on node "z"; it has agents on a, b, c. Use one of these names.'
     )
 
 

@@ -198,6 +198,6 @@ async def test_objects_are_written_at_most_once_a_minute():
 
 async def test_answer_of_another_shape_is_a_failure(caplog: pytest.LogCaptureFixture):
     server = Server(**{JOB: {}})
-    server.objects[JOB] = {"kind": "Status"}
+    server.objects[JOB] = {"kind": {}}
     await annotator(server, Coordinator(run()), worker()).once()
     assert "unknown shape" in caplog.text

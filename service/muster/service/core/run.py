@@ -94,9 +94,9 @@ class Run:
     def is_on_node(self, node_name: str) -> bool:
         """Whether a living process is on a node, or an agent of the complete round.
 
-        A node that waits or stands by trains nothing. A round that forms may complete without its nodes. While
-        agents restart their workers, these do not count: those of an evicted node live on for some seconds, and
-        a request that they lead to would be one of the next round, which is not on that node.
+        A node that waits or stands by trains nothing. A round that forms may complete without its nodes.
+        While agents restart their workers, these do not count: those of an evicted node live on for some
+        seconds, and a request that they lead to would be one of the next round, which is not on that node.
 
         Args:
             node_name: the name of the node as the scheduler knows it.

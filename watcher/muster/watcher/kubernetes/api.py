@@ -159,7 +159,7 @@ class Api:
         finally:
             response.release()
         if response.status == UNAUTHORIZED and self._renew is not None:
-            # For the next attempt: the token of a helper command is good for minutes. If there is none, it fails.
+            # For the next attempt: the token of a helper command is good for minutes.
             with suppress(ConfigException, aiohttp.ClientError, OSError, TimeoutError):
                 await asyncio.wait_for(self._renew(), ANSWER_TIMEOUT)
         known = status if isinstance(status, dict) else {"message": response.reason}

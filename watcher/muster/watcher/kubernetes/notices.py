@@ -126,7 +126,7 @@ def _of_pod(pod: Pod) -> Notice | None:
 
 
 def _seconds(time: str) -> float | None:
-    """Return a time in seconds since 1970; None: there is none, or it has another form."""
+    """Return a time in seconds since 1970, or None if it is missing or malformed."""
     try:
         return datetime.fromisoformat(time).timestamp()
     except (ValueError, OverflowError):

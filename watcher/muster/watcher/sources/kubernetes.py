@@ -45,8 +45,8 @@ class Kubernetes:
         self._latest: Node | None = None
         """This node as it was seen last."""
         self._cordoned: dict[str, str] = {}
-        """By uid: when a cordoned node was cordoned, as it was seen first. Another time would be another notice,
-        and Kubernetes keeps that of the latest change of any field by the same manager."""
+        """By uid: when a cordoned node was cordoned, as it was seen first. Another time would be another
+        notice, and Kubernetes keeps that of the latest change of any field by the same manager."""
         by_name = {"fieldSelector": f"metadata.name={node_name}"}
         by_node = {"fieldSelector": f"spec.nodeName={node_name}"}
         if pod_selector:

@@ -659,6 +659,7 @@ class DrainNodeRequest(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     DEADLINE_MS_FIELD_NUMBER: builtins.int
     NOTICE_ID_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
     node_name: builtins.str
     """The name of the node as the scheduler knows it."""
     stop: builtins.bool
@@ -671,6 +672,8 @@ class DrainNodeRequest(google.protobuf.message.Message):
     """As in RequestSaveRequest."""
     notice_id: builtins.str
     """As in RequestSaveRequest."""
+    run_id: builtins.str
+    """The only run that saves, if the rest of the node stays; empty: every run on the node."""
     def __init__(
         self,
         *,
@@ -680,8 +683,9 @@ class DrainNodeRequest(google.protobuf.message.Message):
         reason: builtins.str = ...,
         deadline_ms: builtins.int = ...,
         notice_id: builtins.str = ...,
+        run_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["by", b"by", "deadline_ms", b"deadline_ms", "node_name", b"node_name", "notice_id", b"notice_id", "reason", b"reason", "stop", b"stop"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["by", b"by", "deadline_ms", b"deadline_ms", "node_name", b"node_name", "notice_id", b"notice_id", "reason", b"reason", "run_id", b"run_id", "stop", b"stop"]) -> None: ...
 
 global___DrainNodeRequest = DrainNodeRequest
 

@@ -10,11 +10,11 @@ NOW = 1_700_000_000.0
 
 
 def test_request_has_what_the_notice_says():
-    notice = Notice(id="aws/spot/1", reason="spot", stop=False, deadline=NOW + 120.5)
+    notice = Notice(id="aws/spot/1", reason="spot", stop=False, deadline=NOW + 120.5, run_id="job1")
     request = request_of(notice, "node-1", "watcher@node-1", NOW)
     assert (request.node_name, request.by) == ("node-1", "watcher@node-1")
     assert (request.notice_id, request.reason, request.stop) == ("aws/spot/1", "spot", False)
-    assert request.deadline_ms == 120_500
+    assert (request.deadline_ms, request.run_id) == (120_500, "job1")
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,12 @@ def test_deadline_beyond_the_longest_is_the_longest():
     assert request_of(notice, "node-1", "by", NOW).deadline_ms == MAX_DEADLINE * 1000
 
 
-@given(st.text(), st.text(), st.text())
-def test_coordinator_accepts_each_name_and_reason(name: str, reason: str, by: str):
+@given(st.text(), st.text(), st.text(), st.text())
+def test_coordinator_accepts_each_name_and_reason(name: str, reason: str, by: str, run_id: str):
     limits = Limits()
-    request = request_of(Notice(id=name * 20, reason=reason * 1000), "node-1", by * 20, NOW)
-    for text in (request.notice_id, request.by):
+    notice = Notice(id=name * 20, reason=reason * 1000, run_id=run_id * 20)
+    request = request_of(notice, "node-1", by * 20, NOW)
+    for text in (request.notice_id, request.by, request.run_id):
         assert len(text.encode()) <= limits.max_name_bytes
         assert text.isprintable()
     assert len(request.reason.encode()) <= limits.max_reason_bytes

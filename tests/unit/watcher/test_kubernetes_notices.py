@@ -163,6 +163,26 @@ def test_taint_that_ends_pods_has_the_deadline_of_the_first():
     assert notice.deadline == seconds(AT) + 60
 
 
+def test_taint_that_ends_pods_is_a_notice_for_each_of_their_runs():
+    def worker(name: str, run_id: str, seconds: int | None) -> dict[str, Any]:
+        toleration = {"key": "gpu", "operator": "Exists", "tolerationSeconds": seconds}
+        labels = {"muster.io/run-id": run_id}
+        return pod(name, metadata={"labels": labels}, spec={"tolerations": [toleration]})
+
+    pods = [
+        worker("a", "job1", 300),
+        worker("b", "job1", 60),
+        worker("c", "job2", 90),
+        worker("d", "job3", None),
+    ]
+    notices = found(tainted("gpu", "NoExecute", timeAdded=AT), *pods)
+    assert {one.run_id: one.deadline for one in notices} == {
+        "job1": seconds(AT) + 60,
+        "job2": seconds(AT) + 90,
+    }
+    assert len({one.id for one in notices}) == 2
+
+
 def test_taint_that_ends_pods_is_no_notice_where_no_pods_are_known():
     """A node that is set apart by such a taint would stop each run as soon as it comes."""
     assert found(tainted("dedicated", "NoExecute", timeAdded=AT)) == []
@@ -191,6 +211,17 @@ def test_pod_that_is_disrupted_and_deleted_has_a_deadline():
     )
     (notice,) = found(node(), disrupted)
     assert notice.deadline == seconds(LATER)
+
+
+def test_pod_that_is_disrupted_is_a_notice_for_its_own_run():
+    """The other pods on the node stay."""
+    labels = {"muster.io/run-id": "job1"}
+    disrupted = pod(
+        "worker-0", metadata={"labels": labels}, status={"conditions": [disruption("TerminationByKubelet")]}
+    )
+    other = pod("worker-1", metadata={"labels": {"muster.io/run-id": "job2"}})
+    (notice,) = found(node(), disrupted, other)
+    assert notice.run_id == "job1"
 
 
 def test_pod_that_somebody_deletes_is_no_notice():

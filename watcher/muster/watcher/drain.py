@@ -1,4 +1,4 @@
-"""Asks the coordinator to save all runs on this node."""
+"""Asks the coordinator to save the runs on this node."""
 
 import hashlib
 import time
@@ -82,6 +82,7 @@ def request_of(notice: Notice, node_name: str, by: str, now: float) -> pb.DrainN
         reason=printable(notice.reason)[:MAX_REASON],
         deadline_ms=deadline_ms,
         notice_id=short_name(notice.id),
+        run_id=short_name(notice.run_id),
     )
 
 

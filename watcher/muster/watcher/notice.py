@@ -15,5 +15,7 @@ class Notice:
     """Whether training ends after the save. False: a recent checkpoint is enough, as the node may survive."""
     deadline: float | None = None
     """When the node goes, in seconds since 1970; None: unknown."""
+    run_id: str = ""
+    """The only run that must leave the node; empty: every run on it."""
     node: str = ""
     """The node's name, as its scheduler knows it; empty: the watcher's own node."""

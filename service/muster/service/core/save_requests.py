@@ -59,7 +59,7 @@ class SaveRequests:
         return SaveRequested(withdrawn)
 
     def drain(self, event: DrainNode, now: Instant, effects: Effects) -> NodeDrained:
-        """Ask each run that has a process or an agent on a node for a save.
+        """Ask each run that has a process or an agent on a node for a save, or one of these runs.
 
         Raises:
             Refusal: INVALID_ARGUMENT; or RANKS_RECONNECT: this coordinator has just started, so that ranks of
@@ -67,8 +67,12 @@ class SaveRequests:
         """
         self._checks.save_request(event)
         self._checks.name("node_name", event.node_name)
+        if event.only_run:
+            self._checks.name("run_id", event.only_run)
         drained: list[DrainedRun] = []
         for run_id in event.run_ids:
+            if event.only_run not in ("", run_id):
+                continue
             run = self._registry.find_known(run_id)
             if run is None or not run.is_on_node(event.node_name):
                 continue

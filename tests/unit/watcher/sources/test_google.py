@@ -227,7 +227,7 @@ async def test_life_of_the_vm_is_the_kernels_by_default(server: FakeGoogle):
 
 def test_sandbox_without_the_kernels_name_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(google, "BOOT_ID", tmp_path / "boot_id")
-    with pytest.raises(SourceError, match="cannot read .*boot_id: No such file"):
+    with pytest.raises(SourceError, match=r"cannot read .*boot_id: No such file"):
         Google("n1")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,17 @@ async def test_scontrol_that_hangs_is_killed_with_its_children(scontrol: FakeSco
     source = Slurm("n1", environment=scontrol.environment, timeout=0.5)
     assert await why(source.look) == "scontrol did not answer within 0.5 s; it was killed."
     await gone(pids)
+
+
+async def test_process_that_leaves_the_group_of_scontrol_is_not_waited_for(
+    scontrol: FakeScontrol, tmp_path: Path
+):
+    """It holds the pipe open."""
+    pids = tmp_path / "pids"
+    scontrol.does(f"setsid sleep 1000 & echo $! > {pids}")
+    source = Slurm("n1", environment=scontrol.environment, timeout=0.5)
+    assert "did not answer" in await why(source.look)
+    os.kill(int(pids.read_text()), signal.SIGKILL)
 
 
 async def test_look_that_is_cancelled_leaves_no_process(scontrol: FakeScontrol, tmp_path: Path):

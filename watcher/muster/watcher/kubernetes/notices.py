@@ -78,23 +78,29 @@ def _of_node(node: Node, pods: Collection[Pod], policy: Policy) -> Iterable[Noti
             stop=policy.cordon == "stop",
         )
     for taint in node.taints:
-        words = LEAVING.get(taint.key) or (f"it has taint {taint.key}" if taint.key in policy.taints else "")
-        deadline = None
-        if not words and taint.effect == "NoExecute" and taint.key not in PASSING:
-            stays = [_tolerated(taint, pod) for pod in pods]
-            leaves = [seconds for seconds in stays if seconds is not None]
-            if not leaves:
-                continue  # All pods may stay, as on nodes that are set apart by such a taint.
-            words = f"taint {taint.key} ends pods on it"
-            if (added := _seconds(taint.added)) is not None:
-                deadline = added + min(leaves)
-        if words:
-            when = taint.added or taint.value or node.tainted_at
-            yield Notice(
-                id=f"kubernetes/taint/{node.uid}/{taint.key}/{when}",
-                reason=f"node {node.name}: {words}",
-                deadline=deadline,
-            )
+        when = taint.added or taint.value or node.tainted_at
+        notice_id = f"kubernetes/taint/{node.uid}/{taint.key}/{when}"
+        if words := LEAVING.get(taint.key) or (taint.key in policy.taints and f"it has taint {taint.key}"):
+            yield Notice(id=notice_id, reason=f"node {node.name}: {words}")
+        elif taint.effect == "NoExecute" and taint.key not in PASSING:
+            added = _seconds(taint.added)
+            for run_id, seconds in _leaving(taint, pods).items():
+                yield Notice(
+                    id=f"{notice_id}/{run_id}" if run_id else notice_id,
+                    reason=f"node {node.name}: taint {taint.key} ends pods on it",
+                    deadline=None if added is None else added + seconds,
+                    run_id=run_id,
+                )
+
+
+def _leaving(taint: Taint, pods: Iterable[Pod]) -> dict[str, int]:
+    """Return after how many seconds a taint ends the first pod of each run; the key "" is of unknown runs."""
+    found: dict[str, int] = {}
+    for pod in pods:
+        seconds = _tolerated(taint, pod)
+        if seconds is not None:
+            found[pod.run_id] = min(seconds, found.get(pod.run_id, seconds))
+    return found
 
 
 def _tolerated(taint: Taint, pod: Pod) -> int | None:
@@ -122,6 +128,7 @@ def _of_pod(pod: Pod) -> Notice | None:
         id=f"kubernetes/pod/{pod.uid}/{at}",
         reason=f"pod {pod.namespace}/{pod.name}: {reason}{f': {text}' if text else ''}",
         deadline=_seconds(pod.deleted),
+        run_id=pod.run_id,
     )
 
 

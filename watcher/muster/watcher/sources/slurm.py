@@ -5,7 +5,7 @@ import contextlib
 import os
 import re
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Mapping
 
 from muster.watcher.notice import Notice
@@ -18,9 +18,6 @@ TIMEOUT = 10.0
 """Seconds for ``scontrol``, which waits for a controller that is away."""
 MAX_BYTES = 16_777_216
 """Of its output: about 1,000 for each node."""
-CHUNK = 65_536
-KILL_TIMEOUT = 1.0
-"""Seconds to read what a killed ``scontrol`` has written."""
 COMMAND = "scontrol"
 LEAVES = {
     "REBOOT_ISSUED": "Slurm reboots the node {node}",
@@ -113,7 +110,8 @@ class Slurm:
     async def _show(self) -> str:
         command = (COMMAND, "show", "node", self._nodes, "--oneliner")
         try:
-            process = await asyncio.create_subprocess_exec(
+            transport, output = await asyncio.get_running_loop().subprocess_exec(
+                _Output,
                 *command,
                 stdin=DEVNULL,
                 stdout=PIPE,
@@ -127,36 +125,44 @@ class Slurm:
             ) from None
         try:
             async with asyncio.timeout(self._timeout):
-                output = await _bounded(process)
-                code = await process.wait()
+                await output.ended.wait()
         except TimeoutError:
             raise LookError(f"{COMMAND} did not answer within {self._timeout:g} s; it was killed.") from None
         finally:
-            await _kill(process)
-        if code != 0:
-            raise LookError(f"{COMMAND} show node {self._nodes} ended with {code}: {printable(output)}")
-        return output
-
-
-async def _bounded(process: Process) -> str:
-    assert process.stdout is not None
-    data = bytearray()
-    while chunk := await process.stdout.read(CHUNK):
-        data += chunk
-        if len(data) > MAX_BYTES:
+            if transport.get_returncode() is None:
+                # Its children, too.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(transport.get_pid(), signal.SIGKILL)
+            await output.exited.wait()
+            # A process that left the group may hold the pipe open.
+            transport.close()
+        if len(output.data) > MAX_BYTES:
             raise LookError(f"{COMMAND} writes more than {MAX_BYTES:,} bytes.")
-    return data.decode(errors="replace")
+        text = output.data.decode(errors="replace")
+        if code := transport.get_returncode():
+            raise LookError(f"{COMMAND} show node {self._nodes} ended with {code}: {printable(text)}")
+        return text
 
 
-async def _kill(process: Process) -> None:
-    """Kill what is left of a command, its children too."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        # asyncio closes the pipe when it was read to its end. A process that left the group may hold it open.
-        assert process.stdout is not None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_TIMEOUT):
-                while await process.stdout.read(CHUNK):
-                    pass
+class _Output(asyncio.SubprocessProtocol):
+    """The output of a command. A stream would wait for its reader, and the command's end for the stream."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.ended = asyncio.Event()
+        """The command and its output have ended, or the output is too long."""
+        self.exited = asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keep a part of the output."""
+        self.data += data
+        if len(self.data) > MAX_BYTES:
+            self.ended.set()
+
+    def process_exited(self) -> None:
+        """Take note that the command has ended."""
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take note that the command has ended, and its pipe is closed."""
+        self.ended.set()

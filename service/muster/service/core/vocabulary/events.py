@@ -281,6 +281,8 @@ class DrainNode:
     """Seconds from now until the saves must be complete."""
     notice: str = ""
     """The id of the notice that caused it; empty: none."""
+    only_run: str = ""
+    """The only run that is asked; empty: every run on the node."""
 
 
 @dataclass(frozen=True, slots=True)

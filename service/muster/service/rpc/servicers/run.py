@@ -139,6 +139,7 @@ class RunServicer(run_pb2_grpc.RunServiceServicer):
                 request.reason,
                 _seconds(request.deadline_ms),
                 request.notice_id,
+                request.run_id,
             )
             self._driver.submit(drain)
             answer = await call.answer()

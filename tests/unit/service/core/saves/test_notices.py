@@ -207,6 +207,22 @@ def test_node_name_survives_a_coordinator(world: World):
     assert drain(world, "node-2") == ()
 
 
+def test_notice_for_one_run_leaves_the_others_on_the_node_alone(world: World):
+    begin(world, RUN, 0, node="node-1")
+    begin(world, "job2", 0, node="node-1")
+    drain = DrainNode(900, "node-1", (RUN, "job2"), True, "watcher", "", notice="n1", only_run="job2")
+    (answer,) = world.ask(drain)
+    assert isinstance(answer, NodeDrained)
+    assert [one.run_id for one in answer.runs] == ["job2"]
+    assert world.coordinator.runs[RUN].saving.save is None
+
+
+def test_unusable_run_of_a_notice_is_refused(world: World):
+    refused = world.refused(DrainNode(900, "node-1", (RUN,), True, "ann", "", only_run="a\nb"))
+    assert refused.refusal.reason is Reason.INVALID_ARGUMENT
+    assert "run_id" in refused.refusal.message
+
+
 @pytest.mark.parametrize("name", ["", "x" * 100_000, "node\n1"])
 def test_unusable_node_name_is_refused(world: World, name: str):
     begin(world, RUN, 0, node="node-1")

@@ -50,6 +50,7 @@ class Coordinator(Daemon):
         folder: where its log goes, and its database unless ``state`` is given.
         state: the storage; default: a SQLite file in ``folder``.
         session_ttl: seconds.
+        reset_grace: seconds; the session TTL at most. By default, nobody who lives is too late for it.
         extra: further arguments of ``muster serve``.
         https: for asking its HTTP port, if that speaks TLS.
         program: the ``muster`` command.
@@ -62,12 +63,15 @@ class Coordinator(Daemon):
         *,
         state: str | None = None,
         session_ttl: float = 10.0,
+        reset_grace: float = PATIENCE,
         extra: tuple[str, ...] = (),
         https: ssl.SSLContext | None = None,
         program: tuple[str, ...] = (str(MUSTER),),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(folder / "coordinator.log", program, environment)
+        self._given_environment = environment
+        self._reset_grace = reset_grace
         self.port = free_port()
         self.http_port = free_port()
         self.listens = f"127.0.0.1:{self.port}"
@@ -98,6 +102,9 @@ class Coordinator(Daemon):
 
     def begin(self) -> None:
         """Start it, and wait for nothing."""
+        # An earlier release knows no such option.
+        grace = {"MUSTER_RESET_GRACE": str(self._reset_grace)}
+        self._environment = {**(self._given_environment or os.environ), **grace}
         self._launch(
             "serve",
             f"--listen={self.listens}",

@@ -34,7 +34,7 @@ answers at once; if it is stopped, the standbys know who leads next."""
 CONNECT_TIMEOUT_TO_RELAY_MS = 1_000
 """The same for a relay, which is on this machine."""
 FIRST_BACKOFF = 0.1
-MAX_BACKOFF = 2.0
+MAX_BACKOFF = 1.0
 """Seconds between attempts, jittered; well below the session TTL."""
 SILENT_BACKOFF = 10.0
 """Seconds for which an address that did not answer is called last, and not when a standby names it."""

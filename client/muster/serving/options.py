@@ -1,5 +1,7 @@
 """gRPC options of every Muster server: coordinator, standby and relay."""
 
+from muster.serving.keepalive import Keepalive
+
 PING_INTERVAL_MS = 500
 """Least milliseconds between two pings of a client; gRPC ends the connection of one that pings faster."""
 HANDSHAKE_TIMEOUT_MS = 10_000
@@ -16,7 +18,7 @@ IDENTITY = 1
 
 
 def server_options(
-    *, max_streams: int, max_connections: int, max_message_bytes: int, keepalive_ms: int
+    *, max_streams: int, max_connections: int, max_message_bytes: int, keepalive: Keepalive
 ) -> list[tuple[str, int]]:
     """Return the options of a server.
 
@@ -24,7 +26,7 @@ def server_options(
         max_streams: streams and calls at once, for each connection.
         max_connections: open at once.
         max_message_bytes: of one message of a client.
-        keepalive_ms: milliseconds without data before the server pings a client, and for the answer.
+        keepalive: when the server pings a client.
     """
     return [
         ("grpc.so_reuseport", 0),
@@ -42,9 +44,9 @@ def server_options(
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Both timers are needed: the ping's own (``ping_timeout``) is what finds a stopped process.
-        ("grpc.keepalive_time_ms", keepalive_ms),
-        ("grpc.keepalive_timeout_ms", keepalive_ms),
-        ("grpc.http2.ping_timeout_ms", keepalive_ms),
+        ("grpc.keepalive_time_ms", round(keepalive.interval * 1000)),
+        ("grpc.keepalive_timeout_ms", round(keepalive.timeout * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(keepalive.timeout * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         # What clients may send, whatever the session TTL is: they ping before they know it.

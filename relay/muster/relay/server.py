@@ -15,6 +15,7 @@ from muster.relay.sessions import Sessions
 from muster.relay.stats import RelayStats
 from muster.relay.upstream import Upstream
 from muster.relay.upstream_stream import FOLD_WINDOW
+from muster.serving.keepalive import Keepalive
 from muster.serving.options import MAX_CONNECTIONS, server_options
 from muster.serving.writes import Writes
 
@@ -24,9 +25,9 @@ SOCKET_MODE = 0o600
 """Only the relay's own user may connect."""
 MAX_MESSAGE_BYTES = 64 << 20
 """Bytes of one message on a socket, where a node's own processes speak; the coordinator's limit is lower."""
-KEEPALIVE_MS = 1_000
-"""Milliseconds without data before a caller is pinged, and for its answer. A coordinator with the shortest
-session TTL pings as often, so a death is noticed no later than without the relay."""
+KEEPALIVE = Keepalive(interval=1.0, timeout=1.0)
+"""A coordinator with the shortest session TTL pings as often, so a death is noticed no later than without the
+relay."""
 MAX_STREAMS = 20_000
 """Streams and calls at once."""
 
@@ -82,7 +83,7 @@ class RelayServer:
                 max_streams=MAX_STREAMS,
                 max_connections=config.max_connections,
                 max_message_bytes=config.max_message_bytes,
-                keepalive_ms=KEEPALIVE_MS,
+                keepalive=KEEPALIVE,
             )
         )
         self._server.add_generic_rpc_handlers((self._sessions, self._forwarder))

@@ -7,6 +7,7 @@ from muster.service.core.retention.retention import Retention
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.etcd.location import Access
 from muster.service.security.config import Security
+from muster.serving.keepalive import Keepalive, keepalive_within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class Config:
     state: str
     session_ttl: float = 10.0
     """Seconds that a lost session may take to come back."""
+    reset_grace: float = 3.0
+    """Seconds that a process or a node may take to come back after its connection ended."""
     drain_grace: float = 5.0
     """Seconds that calls in flight have to finish when the coordinator stops."""
     limits: Limits = field(default_factory=Limits)
@@ -30,3 +33,8 @@ class Config:
     lease_ttl: float = 5.0
     """Seconds without news of the leader after which another replica leads."""
     etcd: Access = field(default_factory=Access)
+
+    @property
+    def keepalive(self) -> Keepalive:
+        """When the server pings its clients."""
+        return keepalive_within(self.session_ttl, self.reset_grace)

@@ -128,6 +128,7 @@ class Driver:
         observer: is told of decisions.
         encode: puts a message on the wire.
         session_ttl: seconds that a lost session may take to come back.
+        reset_grace: the same, if the connection of a process or a node itself ended.
         limits: the coordinator's bounds.
         retention: for how long unused runs are kept.
         decode: decodes the engine's rows.
@@ -144,13 +145,18 @@ class Driver:
         observer: Observer,
         encode: Callable[[Message], bytes],
         session_ttl: float,
+        reset_grace: float = 3.0,
         limits: Limits,
         retention: Retention = FOR_EVER,
         decode: Callable[[Iterable[tuple[bytes, bytes]]], Iterable[StoredRecord]] = codec.decode_all,
     ) -> None:
         epoch = engine.open()
         self.coordinator = Coordinator(
-            session_ttl=session_ttl, limits=limits, retention=retention, epoch=epoch
+            session_ttl=session_ttl,
+            reset_grace=reset_grace,
+            limits=limits,
+            retention=retention,
+            epoch=epoch,
         )
         try:
             with _gc_paused():

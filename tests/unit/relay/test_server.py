@@ -12,6 +12,7 @@ from muster.relay.server import RelayConfig, RelayServer, start
 from muster.relay.stats import RelayStats
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.rpc.server import options as coordinators
+from muster.serving.keepalive import keepalive_within
 from muster.serving.options import HANDSHAKE_TIMEOUT_MS
 
 
@@ -62,5 +63,5 @@ def test_relay_takes_the_servers_options_of_the_coordinator(monkeypatch: pytest.
     (options,) = taken
     assert options["grpc.max_allowed_incoming_connections"] == 7
     assert options["grpc.max_receive_message_length"] == 8
-    assert options.keys() == {name for name, _ in coordinators(10.0, Limits(), 7)}
+    assert options.keys() == {name for name, _ in coordinators(keepalive_within(10.0, 3.0), Limits(), 7)}
     assert options["grpc.server_handshake_timeout_ms"] == HANDSHAKE_TIMEOUT_MS

@@ -81,6 +81,7 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         observer=Observers(*observers),
         encode=encode_session_message,
         session_ttl=config.session_ttl,
+        reset_grace=config.reset_grace,
         limits=config.limits,
         retention=config.retention,
         decode=hooks.decode,
@@ -95,7 +96,7 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         rpc = build_server(
             driver,
             inspector,
-            session_ttl=config.session_ttl,
+            keepalive=config.keepalive,
             limits=config.limits,
             observer=metrics,
             guard=rpc_guard(config.security, security),

@@ -35,7 +35,7 @@ class Standby:
         self._replica = replica
         self._rpc = StandbyServer(
             replica,
-            session_ttl=config.session_ttl,
+            keepalive=config.keepalive,
             limits=config.limits,
             observer=context.metrics,
             guard=rpc_guard(config.security, context.security),

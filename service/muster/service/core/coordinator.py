@@ -77,6 +77,7 @@ class Coordinator:
 
     Args:
         session_ttl: seconds that a lost session may take to come back.
+        reset_grace: the same, if the connection itself ended.
         limits: the bounds.
         retention: how long unused runs are kept.
         epoch: how often a coordinator has opened this storage, from 1.
@@ -86,11 +87,13 @@ class Coordinator:
         self,
         *,
         session_ttl: float = 10.0,
+        reset_grace: float = 3.0,
         limits: Limits | None = None,
         retention: Retention = FOR_EVER,
         epoch: int = 1,
     ) -> None:
         self.session_ttl = session_ttl
+        self._grace = min(reset_grace, session_ttl)
         self.limits = limits or Limits()
         self.retention = retention
         self.epoch = epoch
@@ -116,8 +119,9 @@ class Coordinator:
             self.limits,
             self._timers,
             session_ttl,
+            self._grace,
             epoch,
-            nodes=self.node_streams,
+            self.node_streams,
         )
 
     # ------------------------------------------------------------------ driving
@@ -198,25 +202,25 @@ class Coordinator:
         for run in self.runs.values():
             for process in run.roster:
                 if process.state is MemberState.DISCONNECTED:
-                    process.disconnect(now.monotonic)
-                    self._timers.arm(process, now.monotonic + self.session_ttl)
+                    process.disconnect(now.monotonic, self.session_ttl)
+                    self._timers.arm(process, process.back_by)
             run.rendezvous.serve(now)
         self.reaper.serve(now)
         if self.runs:
             self._save_requests.serve(now, self.session_ttl)
 
-    # ------------------------------------------------------------------ streams, and time
+    # ------------------------------------------------------------------ streams and time
 
     def _disconnected(self, event: Disconnected, now: Instant, effects: Effects) -> None:
         if event.session in self.node_streams:
             run, node = self.node_streams.pop(event.session)
-            run.rendezvous.disconnect(node, event.session, now)
+            run.rendezvous.disconnect(node, event, self._grace, now)
             self.reaper.mark_used(run, now, effects)
         store = self._waiting.pop(event.session, None)
         if store is not None:
             store.forget(event.session)
             self.reaper.mark_used(self.runs.get(store.run_id), now, effects)
-        self.sessions.disconnected(event.session, now, effects)
+        self.sessions.disconnected(event, now, effects)
 
     def _tick(self, now: Instant, effects: Effects) -> None:
         runs: dict[str, Run] = {}
@@ -245,10 +249,9 @@ class Coordinator:
         self.reaper.review(now, effects)
 
     def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
-        """Expire a process whose session did not return in time, and end its succession window.
+        """Expire a process that did not return in time, and end its succession window.
 
-        Returns:
-            Its run, if the barriers of the run must be checked; else None.
+        Returns its run, if the barriers of the run must be checked.
         """
         run = self.runs.get(process.run_id)
         if run is None or not run.is_current(process):
@@ -261,9 +264,8 @@ class Coordinator:
                 run.end_heir(process)
                 changed = True
         if process.state is MemberState.DISCONNECTED:
-            due = process.since + self.session_ttl
-            if now.monotonic < due:
-                self._timers.arm(process, due)
+            if now.monotonic < process.back_by:
+                self._timers.arm(process, process.back_by)
             else:
                 process.expire()
                 run.mark_gone(process, effects)

@@ -17,6 +17,7 @@ from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Entered, Entry, Parted, Refused, Welcome
 from muster.service.core.vocabulary.events import (
     Arrival,
+    Disconnected,
     Enter,
     Goodbye,
     Hello,
@@ -57,6 +58,7 @@ class Sessions:
         limits: the bounds.
         timers: wakes processes whose connection broke.
         ttl: seconds that they may take to come back.
+        reset_grace: the same, if the connection of a process itself ended.
         epoch: how often a coordinator has opened this storage, from 1.
         nodes: the streams of nodes, which count towards the same bound.
     """
@@ -68,6 +70,7 @@ class Sessions:
         limits: Limits,
         timers: WakeUps[Process],
         ttl: float,
+        reset_grace: float,
         epoch: int,
         nodes: Sized,
     ) -> None:
@@ -80,6 +83,7 @@ class Sessions:
         self._checks = Checks(limits)
         self._timers = timers
         self._ttl = ttl
+        self._reset_grace = reset_grace
         self._epoch = epoch
         self._nodes = nodes
         self._last_ordinal = epoch << EPOCH_SHIFT
@@ -195,11 +199,12 @@ class Sessions:
         if session is not None:
             self._mark_left(session, session.processes.values(), event.reason, now, effects)
 
-    def disconnected(self, stream: SessionId, now: Instant, effects: Effects) -> None:
-        """Record that a stream broke; its processes have the session TTL to come back."""
-        session = self._close(stream)
+    def disconnected(self, event: Disconnected, now: Instant, effects: Effects) -> None:
+        """Record that a stream broke. A relay's connection says nothing about the processes behind it."""
+        session = self._close(event.session)
         if session is not None:
-            self._mark_disconnected(session, session.processes.values(), now, effects)
+            grace = self._reset_grace if event.reset and not session.relay else self._ttl
+            self._mark_disconnected(session, session.processes.values(), grace, now, effects)
 
     def end_all(self, run_id: str) -> list[SessionId]:
         """Close all sessions of a run, and return their streams."""
@@ -299,7 +304,7 @@ class Sessions:
             return
         parted = [p for rank in event.ranks if (p := self._part(relay_session, rank)) is not None]
         if event.goodbye is None:
-            self._mark_disconnected(relay_session, parted, now, effects)
+            self._mark_disconnected(relay_session, parted, self._ttl, now, effects)
         else:
             self._mark_left(relay_session, parted, event.goodbye, now, effects)
         effects.send(relay_session.id, Parted(event.ranks))
@@ -352,12 +357,12 @@ class Sessions:
             self._reaper.mark_used(run, now, effects)
 
     def _mark_disconnected(
-        self, session: Session, processes: Iterable[Process], now: Instant, effects: Effects
+        self, session: Session, processes: Iterable[Process], grace: float, now: Instant, effects: Effects
     ) -> None:
         lost = list(processes)
         for process in _still_attached(session, lost):
-            process.disconnect(now.monotonic)
-            self._timers.arm(process, now.monotonic + self._ttl)
+            process.disconnect(now.monotonic, grace)
+            self._timers.arm(process, process.back_by)
         if lost:
             self._reaper.mark_used(session.run, now, effects)
 

@@ -25,6 +25,7 @@ from muster.service.rpc.servicers.session import SessionServicer
 from muster.service.rpc.servicers.store import StoreServicer
 from muster.service.security.audit import Write
 from muster.service.snapshots import Snapshots
+from muster.serving.keepalive import Keepalive
 from muster.serving.options import MAX_CONNECTIONS, server_options
 from muster.v1 import (
     barrier_pb2,
@@ -108,17 +109,13 @@ def max_message_bytes(limits: Limits) -> int:
     return max(payloads, values) + MESSAGE_HEADROOM
 
 
-def options(session_ttl: float, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
-    """Return the channel options of the server.
-
-    Keepalive finds a dead peer without work in Python: the server pings after a third of the session TTL
-    without data, and waits a third of it for the answer.
-    """
+def options(keepalive: Keepalive, limits: Limits, max_connections: int) -> list[tuple[str, int]]:
+    """Return the channel options of the server."""
     return server_options(
         max_streams=limits.max_sessions,
         max_connections=max_connections,
         max_message_bytes=max_message_bytes(limits),
-        keepalive_ms=max(1_000, int(session_ttl * 1000 / 3)),
+        keepalive=keepalive,
     )
 
 
@@ -126,7 +123,7 @@ def build_server(
     driver: Driver,
     inspector: Inspector,
     *,
-    session_ttl: float,
+    keepalive: Keepalive,
     limits: Limits,
     observer: CallObserver,
     guard: GuardInterceptor | None = None,
@@ -141,7 +138,7 @@ def build_server(
     Args:
         driver: takes the events of all services.
         inspector: asks processes what they are doing.
-        session_ttl: seconds that a lost session may take to come back; sets the keepalive.
+        keepalive: when the server pings clients.
         limits: the coordinator's bounds.
         observer: is told of calls.
         guard: checks calls; without a guard everyone may do everything.
@@ -154,7 +151,7 @@ def build_server(
     kinds = METHODS | methods_of(HEALTH)
     audited = [AuditInterceptor(audit, kinds)] if audit is not None else []
     interceptors = [CallInterceptor(observer, kinds), *audited, *([guard] if guard is not None else [])]
-    server = grpc.aio.server(interceptors=interceptors, options=options(session_ttl, limits, max_connections))
+    server = grpc.aio.server(interceptors=interceptors, options=options(keepalive, limits, max_connections))
 
     def addresses() -> list[str]:
         return [replica.address for replica in replicas()]

@@ -15,6 +15,7 @@ from muster.service.rpc.interceptors.refusals import CallInterceptor, CallObserv
 from muster.service.rpc.server import HEALTH, METHODS, SERVICES, methods_of, options
 from muster.service.rpc.servicers.health import HealthServicer
 from muster.service.waiting import first
+from muster.serving.keepalive import Keepalive
 
 HOLD_SECONDS = 2.0
 """Seconds for which a call with the header waits for another leader, so that it need not ask again."""
@@ -102,7 +103,7 @@ class StandbyServer:
 
     Args:
         cluster: knows the leader.
-        session_ttl: the coordinator's session TTL in seconds.
+        keepalive: when the server pings clients.
         limits: the coordinator's bounds.
         observer: is told of calls.
         guard: checks calls; without a guard every caller gets an answer.
@@ -113,7 +114,7 @@ class StandbyServer:
         self,
         cluster: Cluster,
         *,
-        session_ttl: float,
+        keepalive: Keepalive,
         limits: Limits,
         observer: CallObserver,
         guard: GuardInterceptor | None,
@@ -123,7 +124,7 @@ class StandbyServer:
         interceptors = [CallInterceptor(observer, kinds), *([guard] if guard is not None else [])]
         age = [("grpc.max_connection_age_ms", CONNECTION_AGE_MS)]
         self.server = grpc.aio.server(
-            interceptors=interceptors, options=[*options(session_ttl, limits, max_connections), *age]
+            interceptors=interceptors, options=[*options(keepalive, limits, max_connections), *age]
         )
         self._handler = StandbyHandler(cluster)
         self.server.add_generic_rpc_handlers((self._handler,))

@@ -176,8 +176,11 @@ class Access:
         return grant
 
     @asynccontextmanager
-    async def while_granted(self, grant: Grant) -> AsyncIterator[None]:
+    async def while_granted(self, grant: Grant) -> AsyncIterator[asyncio.Timeout]:
         """Run a call while its token is valid.
+
+        Yields:
+            What expires when the token is no longer valid.
 
         Raises:
             Refusal: TOKEN_UNKNOWN: the token was revoked meanwhile; or TOKEN_EXPIRED.
@@ -187,7 +190,7 @@ class Access:
             async with asyncio.timeout_at(self._end_of(grant)) as scope:
                 open_calls.add(scope)
                 try:
-                    yield
+                    yield scope
                 finally:
                     open_calls.discard(scope)
                     if not open_calls:

@@ -73,6 +73,7 @@ def configured(ctx: typer.Context) -> Config:
             http=Address.parse(given["http"]),
             state=given["state"],
             session_ttl=given["session_ttl"],
+            reset_grace=given["reset_grace"],
             drain_grace=given["drain_grace"],
             limits=Limits(**_fields(Limits, given)),
             security=Security(
@@ -156,9 +157,18 @@ def serve(
             min=1.0,
             callback=_seconds,
             envvar="MUSTER_SESSION_TTL",
-            help="Seconds that a lost session may take to reconnect.",
+            help="Seconds of silence after which a process counts as lost.",
         ),
     ] = 10.0,
+    reset_grace: Annotated[
+        float,
+        typer.Option(
+            min=0.5,
+            callback=_seconds,
+            envvar="MUSTER_RESET_GRACE",
+            help="Seconds that a process or a node may take to reconnect after its connection ended.",
+        ),
+    ] = 3.0,
     drain_grace: Annotated[
         float, typer.Option(min=0.0, callback=_seconds, help="Seconds that calls in flight get on SIGTERM.")
     ] = 5.0,

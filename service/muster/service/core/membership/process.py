@@ -48,6 +48,8 @@ class Process:
     """The relay of its session, or of its last one; empty: a stream of its own."""
     node_rank: int | None = None
     """The rank of its node in its round, as it reported it."""
+    back_by: float = -math.inf
+    """Until when it may come back while it is disconnected, on the monotonic clock."""
     last_seen: float = -math.inf
     """When it certainly existed, on the monotonic clock: at its last hello, or its goodbye. The coordinator
     notices a loss late, so that does not count. -inf if it was gone before a restart."""
@@ -76,11 +78,17 @@ class Process:
         self.past = False
         self.since = self.last_seen = now
 
-    def disconnect(self, now: float) -> None:
-        """Record that its session broke; it has the session TTL to come back."""
+    def disconnect(self, now: float, grace: float) -> None:
+        """Record that its session broke.
+
+        Args:
+            now: the time, on the monotonic clock.
+            grace: seconds that it may take to come back.
+        """
         self.session = None
         self.state = MemberState.DISCONNECTED
         self.since = now
+        self.back_by = now + grace
 
     def expire(self) -> None:
         """Record that it did not come back in time. ``since`` stays the time of the loss."""

@@ -1,5 +1,6 @@
 """The nodes of a rendezvous, their places, and the nodes that departed."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,9 +32,17 @@ class Node:
     standing: NodeStanding = NodeStanding.PARTICIPANT
     rank: int | None = None
     """In the complete round."""
+    back_by: float = math.inf
+    """Until when it may come back if it has no stream, on the monotonic clock."""
 
     def __str__(self) -> str:
         return report.node_name(self.info)
+
+    def wait_back(self, grace: float, now: float) -> None:
+        """Wait ``grace`` seconds for another stream of it, or its keep-alive timeout if that is less."""
+        self.session = None
+        self.since = now
+        self.back_by = now + min(grace, self.settings.keep_alive_timeout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ nodes of the round how many nodes wait. They then join again, and the next round
 The behaviour follows torch's dynamic rendezvous; docs/rendezvous.md lists the differences.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -28,7 +29,7 @@ from muster.service.core.vocabulary.effects import (
     RoundStopped,
     Standing,
 )
-from muster.service.core.vocabulary.events import JoinRendezvous, SessionId
+from muster.service.core.vocabulary.events import Disconnected, JoinRendezvous, SessionId
 from muster.service.core.vocabulary.model import Closed, Instant, NodeStanding, RendezvousSettings, Stopped
 from muster.service.core.vocabulary.records import (
     ForgetParticipant,
@@ -181,12 +182,11 @@ class Rendezvous:
         self._advance(now, effects)
         return node
 
-    def disconnect(self, node: Node, session: SessionId, now: Instant) -> None:
-        """Keep the place of a node whose stream broke for its keep-alive timeout."""
-        if node.session == session and self.find(node.info.incarnation) is node:
-            node.session = None
-            node.since = now.monotonic
-            self._timers.arm(self, now.monotonic + node.settings.keep_alive_timeout)
+    def disconnect(self, node: Node, event: Disconnected, reset_grace: float, now: Instant) -> None:
+        """Keep the place of a node whose stream broke, for its keep-alive timeout or the reset grace."""
+        if node.session == event.session and self.find(node.info.incarnation) is node:
+            node.wait_back(reset_grace if event.reset else math.inf, now.monotonic)
+            self._timers.arm(self, node.back_by)
 
     def leave(self, incarnation: str, reason: str, now: Instant, effects: Effects) -> bool:
         """Give up a node's place on its request. Returns whether it had one."""
@@ -248,7 +248,7 @@ class Rendezvous:
     def on_time(self, now: Instant, effects: Effects) -> None:
         """Remove lost nodes, end the last call, and end waits after their join timeout."""
         for node in [n for n in self if n.session is None]:
-            if now.monotonic >= node.since + node.settings.keep_alive_timeout:
+            if now.monotonic >= node.back_by:
                 self._vacate(node, effects)
                 self._record_departure(node, "connection lost", node.since, effects)
         self._advance(now, effects)
@@ -270,7 +270,7 @@ class Rendezvous:
             effects.notices.append(Notice("rendezvous.timed_out", self.run_id, line))
 
     def _arm(self, now: Instant) -> None:
-        times = [n.since + n.settings.keep_alive_timeout for n in self if n.session is None]
+        times = [n.back_by for n in self if n.session is None]
         times += [n.joined_at + n.settings.join_timeout for n in self if self._waits(n)]
         if self._last_call is not None and self._last_call > now.monotonic:
             times.append(self._last_call)
@@ -496,5 +496,5 @@ class Rendezvous:
         """Give every node of the round its keep-alive timeout, from now, to come back."""
         for node in self:
             if node.session is None:
-                node.since = now.monotonic
-                self._timers.arm(self, now.monotonic + node.settings.keep_alive_timeout)
+                node.wait_back(math.inf, now.monotonic)
+                self._timers.arm(self, node.back_by)

@@ -156,6 +156,8 @@ class Disconnected:
     """A session's stream is over."""
 
     session: SessionId
+    reset: bool = False
+    """Its connection ended without the coordinator: the peer's host closed it, or answered no pings."""
 
 
 @dataclass(frozen=True, slots=True)

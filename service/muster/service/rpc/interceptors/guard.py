@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -50,6 +50,13 @@ class Admission:
     """None: everyone may do everything."""
     traffic: Traffic | None = None
     peer: str = ""
+    validity: asyncio.Timeout | None = field(default=None, compare=False)
+    """Expires when the caller's token is no longer valid; None: there is no token."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the token is no longer valid, so that the call is cancelled."""
+        return self.validity is not None and self.validity.expired()
 
     def check_run(self, run_id: str) -> None:
         """Check that the caller may touch a run.
@@ -146,22 +153,22 @@ class _Guarded:
     async def _admitted(self, context: Any) -> AsyncIterator[Admission]:
         """Admit a call. Its request is read afterwards, and waits at the sender until then."""
         peer = address_of(context.peer())
-        async with self._granted() as grant:
+        async with self._granted() as (grant, validity):
             await self.traffic.pace_peer(peer)
             if not self._is_open:
                 await self.traffic.pace_all()
-            admission = Admission(grant, self.traffic, peer)
+            admission = Admission(grant, self.traffic, peer, validity)
             ADMISSION.set(admission)
             yield admission
 
     @asynccontextmanager
-    async def _granted(self) -> AsyncIterator[Grant | None]:
+    async def _granted(self) -> AsyncIterator[tuple[Grant | None, asyncio.Timeout | None]]:
         if self.guard is None or self._is_open:
-            yield None
+            yield None, None
             return
         grant = await self.guard.admit(self.method, self.metadata)
-        async with self.guard.while_granted(grant):
-            yield grant
+        async with self.guard.while_granted(grant) as validity:
+            yield grant, validity
 
     @property
     def _rule(self) -> access.Rule:

@@ -14,6 +14,7 @@ from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call
+from muster.service.rpc.interceptors.guard import ADMISSION
 from muster.service.wire import (
     barrier_names_to_pb,
     closed_to_pb,
@@ -56,6 +57,11 @@ class NodeMembership:
         else:
             self._outbox.append(message)
             self._wake.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the coordinator has ended the stream."""
+        return self._ended is not None
 
     def end(self, refusal: Refusal) -> None:
         """End the stream with a refusal, after the queued messages."""
@@ -111,7 +117,8 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         finally:
             self._memberships.discard(membership)
             self._driver.disconnect(membership.id)
-            self._driver.submit(Disconnected(membership.id))
+            reset = not (membership.ended or ADMISSION.get().has_ended)
+            self._driver.submit(Disconnected(membership.id, reset))
 
     async def Leave(  # noqa: N802
         self, request: rendezvous_pb2.LeaveRequest, context: Any

@@ -192,7 +192,8 @@ class Session:
             while self._outbox:
                 self._take()
             self._driver.disconnect(self.id)
-            self._driver.submit(Disconnected(self.id))
+            reset = not (self._closed or ADMISSION.get().has_ended)
+            self._driver.submit(Disconnected(self.id, reset))
         if self._status is not None:
             await errors.end_with(self._status, context)
 

@@ -238,15 +238,15 @@ async def test_drain_asks_to_connect_again_and_ends_the_stream():
         assert [one.context.heard.get_nowait() for _ in range(2)] == [b"decided", codec.DRAIN]
 
 
-async def test_call_that_breaks_is_a_disconnection():
+async def test_call_that_breaks_is_a_reset():
     async with stream() as one:
         one.serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await one.ends()
-        assert one.driver.events[-2:] == ["disconnect", Disconnected(ID)]
+        assert one.driver.events[-2:] == ["disconnect", Disconnected(ID, reset=True)]
 
 
-async def test_write_that_fails_is_a_disconnection(monkeypatch: pytest.MonkeyPatch):
+async def test_write_that_fails_is_a_reset(monkeypatch: pytest.MonkeyPatch):
     async def broken(data: bytes) -> None:
         raise grpc.aio.InternalError("the stream is gone")
 
@@ -255,7 +255,7 @@ async def test_write_that_fails_is_a_disconnection(monkeypatch: pytest.MonkeyPat
         one.deliver()
         with pytest.raises(grpc.aio.InternalError):
             await one.ends()
-        assert one.driver.events[-2:] == ["disconnect", Disconnected(ID)]
+        assert one.driver.events[-2:] == ["disconnect", Disconnected(ID, reset=True)]
 
 
 # ---------------------------------------------------------------------- as whom it was admitted

@@ -24,6 +24,8 @@ class Proxy:
         self._delay = 0.0
         self._swallow = False
         self._refuse = False
+        self.refused = 0
+        """How many connections it has refused."""
         self._held: dict[asyncio.StreamWriter, list[bytes]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -106,6 +108,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refuse:
+            self.refused += 1
             writer.transport.abort()
             return
         try:

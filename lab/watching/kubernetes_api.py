@@ -150,18 +150,25 @@ class KubernetesApi:
         self._change(key, manifest)
         return self.objects[key]
 
-    def events(self, plural: str, namespace: str, query: dict[str, str]) -> Iterator[Manifest | None]:
+    @property
+    def before(self) -> tuple[int, int]:
+        """How many breaks and bookmarks a watch that is asked for now has missed."""
+        return self._breaks, self._bookmarks
+
+    def events(
+        self, plural: str, namespace: str, query: dict[str, str], before: tuple[int, int]
+    ) -> Iterator[Manifest | None]:
         """The events of a watch; None: its connection breaks."""
         version = int(query["resourceVersion"])
+        breaks, bookmarks = before
         with self.changed:
-            breaks, bookmarks = self._breaks, self._bookmarks
             while True:
                 if version < self._oldest:
                     yield gone()
                     return
                 for change in [one for one in self._changes if one.revision > version]:
                     version = change.revision
-                    before = (
+                    earlier = (
                         change.before
                         if change.before and matches(change.key, change.before, plural, namespace, query)
                         else None
@@ -172,10 +179,10 @@ class KubernetesApi:
                         else None
                     )
                     if after is not None:
-                        yield {"type": "MODIFIED" if before else "ADDED", "object": after}
-                    elif before is not None:
-                        metadata = {**before["metadata"], "resourceVersion": str(version)}
-                        yield {"type": "DELETED", "object": {**before, "metadata": metadata}}
+                        yield {"type": "MODIFIED" if earlier else "ADDED", "object": after}
+                    elif earlier is not None:
+                        metadata = {**earlier["metadata"], "resourceVersion": str(version)}
+                        yield {"type": "DELETED", "object": {**earlier, "metadata": metadata}}
                 if bookmarks < self._bookmarks and query.get("allowWatchBookmarks") == "true":
                     bookmarks, version = self._bookmarks, self._revision
                     yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}}
@@ -260,13 +267,14 @@ class Handler(BaseHTTPRequestHandler):
         verb = "patch" if self.command == "PATCH" else "watch" if watches else "get" if name else "list"
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         selector = query.get("fieldSelector", "")
+        before = self.api.before
         self.api.note(Asked(verb, found["group"] or "", plural, namespace, name, selector, token))
         match verb:
             case "patch":
                 assert self.headers["Content-Type"] == "application/merge-patch+json"
                 self._send(self.api.patch((plural, namespace, name), json.loads(body)))
             case "watch":
-                self._stream(self.api.events(plural, namespace, query))
+                self._stream(self.api.events(plural, namespace, query, before))
             case "get":
                 self._send(self.api.read((plural, namespace, name)))
             case "list":

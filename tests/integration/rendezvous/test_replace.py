@@ -55,7 +55,7 @@ def test_workers_without_a_save_point_are_replaced_and_no_agent_counts_a_failure
     coordinator: Coordinator, tmp_path: Path
 ):
     with Job(tmp_path, coordinator.endpoint, restarts=0) as job:
-        agents = [job.agent("2", address=f"127.0.0.{number}") for number in (2, 3, 4)]
+        agents = [job.agent("2", address=f"127.0.0.{number}", node=f"node-{number}") for number in (2, 3, 4)]
         first = job.round(2)
         by_pid = {agent.process.pid: agent for agent in agents}
         evicted = by_pid[first[0].agent]

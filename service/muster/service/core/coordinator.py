@@ -196,8 +196,7 @@ class Coordinator:
     def serve(self, now: Instant) -> None:
         """Start to serve: callers can reach the coordinator from now on.
 
-        Restored processes have the session TTL to come back, and nodes their keep-alive timeout. Both count
-        from now, because no caller could connect while the coordinator read its state.
+        Restored processes have the session TTL to come back, and nodes their keep-alive timeout, from now on.
         """
         for run in self.runs.values():
             for process in run.roster:
@@ -249,7 +248,7 @@ class Coordinator:
         self.reaper.review(now, effects)
 
     def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
-        """Expire a process that did not return in time, and end its succession window.
+        """Expire a process that is late, and end its succession window.
 
         Returns its run, if the barriers of the run must be checked.
         """

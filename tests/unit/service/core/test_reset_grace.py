@@ -1,4 +1,4 @@
-"""A connection that ends is stronger evidence than silence: its process has a grace of its own to come back."""
+"""A process whose connection ended has a shorter time to come back than one that is silent."""
 
 import pytest
 from hypothesis import given

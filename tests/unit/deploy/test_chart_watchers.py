@@ -148,6 +148,7 @@ def test_flags_are_those_of_the_command(release: Release):
     assert flags == [
         "--source=kubernetes",
         "--source=aws",
+        "--lead=900",
         "--http=0.0.0.0:7551",
         "--namespace=team-a",
         "--namespace=team-b",

@@ -36,6 +36,7 @@ app.kubernetes.io/component: watcher
 {{- range $watcher.sources }}
 - --source={{ . }}
 {{- end }}
+- --lead={{ int64 $watcher.lead }}
 - --http={{ include "muster.bindHost" . }}:7551
 {{- if include "muster.watcher.kubernetes" . }}
 {{- range $watcher.kubernetes.namespaces }}

@@ -19,7 +19,7 @@ def test_one_address_is_called_again_after_growing_pauses(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "jittered", lambda seconds, least, most: seconds * most)
     search = World("a:1").search().search
     pauses = [search.failed("refused") for _ in range(7)]
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
     assert search.target == module.Target("a:1", "", 5_000, 3_333)
     search.answered()
     assert search.failed("lost") == 0.1

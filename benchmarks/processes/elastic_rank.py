@@ -7,8 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +38,17 @@ def with_dcp(folder: Path, state: dict[str, torch.Tensor]) -> Callable[[int], ob
     steps = [int(path.parent.name) for path in folder.glob("*/.metadata")]
     if steps:
         dcp.load(state, checkpoint_id=str(folder / str(max(steps))))
-    return lambda step: dcp.async_save(state, checkpoint_id=str(folder / str(step)))
+    # The thread that saves must not use the group of the training thread.
+    group = dist.new_group(backend="gloo")
+    saves: list[Future[Any]] = []
+
+    def save(step: int) -> None:
+        if saves:
+            saves.pop().result()
+        made: Any = dcp.async_save(state, checkpoint_id=str(folder / str(step)), process_group=group)
+        saves.append(made)
+
+    return save
 
 
 def main() -> None:

@@ -38,9 +38,9 @@ MAX_BACKOFF = 1.0
 """Seconds between attempts, jittered; well below the session TTL."""
 SILENT_BACKOFF = 10.0
 """Seconds for which an address that did not answer is called last, and not when a standby names it."""
-STANDBY_HOLD = 1.0
-"""Seconds of a turn in which standbys must have held the calls. There is no leader yet, the turn itself was a
-pause, and the next leader should be found soon."""
+STANDBY_HOLD = 0.8
+"""Seconds for which standbys must have held the calls of a turn, or a standby one call. There is no other leader
+yet, the time was a pause, and the leader should be found soon, be it the next one or the old one."""
 MAX_FOLLOWED = 8
 """Leaders named by standbys that are followed in one turn."""
 MAX_REPLICAS = 64
@@ -388,6 +388,11 @@ class Search:
         self._lose_touch(why)
         self.met_standby = self._standby_in_turn = True
         self.replicas.learn(replicas)
+        held = bool(self.replicas.backed_off_leader())
+        held = held and self.replicas.clock() - self._called_at >= STANDBY_HOLD
+        if held:
+            # Nobody else leads, so the leader may be back. Its processes have only the reset grace to return.
+            self.replicas.clear_leader_backoff()
         if (
             len(self._followed) < MAX_FOLLOWED
             and self.replicas.names(self._address, leader)
@@ -395,7 +400,7 @@ class Search:
         ):
             self._tried.add(self._address)
             self._followed.add(leader)
-            self._address = leader
+            self._address, self._once_more = leader, held
             return 0.0
         return self._next()
 

@@ -19,7 +19,7 @@ def test_one_address_is_called_again_after_growing_pauses(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "jittered", lambda seconds, least, most: seconds * most)
     search = World("a:1").search().search
     pauses = [search.failed("refused") for _ in range(7)]
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
     assert search.target == module.Target("a:1", "", 5_000, 3_333)
     search.answered()
     assert search.failed("lost") == 0.1
@@ -143,6 +143,19 @@ def test_silent_leader_is_not_called_when_a_standby_names_it(world: World):
     assert caller.header == "a:1"
     assert caller.stands_by("a:1") == ("c:1", False)
     assert caller.stands_by("a:1") == ("a:1", True), "when all have been asked it is: it may be back"
+
+
+def test_silent_leader_is_called_after_a_standby_has_held_the_call_and_names_it(world: World):
+    """It may be back, and it waits for its processes no longer than the reset grace."""
+    caller = world.search()
+    caller.search.answered()
+    caller.failed()
+    caller.failed()
+    assert caller.stands_by("a:1", took=2 * STANDBY_HOLD) == ("a:1", False)
+    assert caller.search.target.connect_timeout_ms == 500, "another one may lead meanwhile"
+    assert caller.failed() == ("c:1", False)
+    assert caller.header == "a:1"
+    assert caller.stands_by("a:1", took=2 * STANDBY_HOLD) == ("a:1", True)
 
 
 def test_another_leader_ends_the_backoff(world: World):

@@ -203,6 +203,6 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
 
 
 def _is_agents_own(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Return whether a connection ends with the agent's process: it has no relay, or a relay in that process."""
+    """Return whether a connection ends with the agent's process: without a relay, or with one inside."""
     names = {name for name, _ in metadata}
     return RELAY_HEADER not in names or AGENT_RELAY_HEADER in names

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.membership.outage import CATCHING_UP, TOGETHER
 from muster.service.core.vocabulary.events import Disconnected
 from muster.service.core.vocabulary.model import MemberState, NodeStanding, Outcome
 from muster.serving.keepalive import SHORTEST, keepalive_within
@@ -63,6 +64,45 @@ def test_rank_that_is_back_within_the_grace_has_missed_nothing(world: World):
     one.connect()
     world.wait(TTL)
     assert some(one.arrive()).outcome is Outcome.RELEASED
+
+
+def test_ranks_that_come_back_one_after_the_other_are_not_lost():
+    """The coordinator welcomes about a thousand a second, and more may lie behind one proxy."""
+    world = World(4)
+    clients = [world.start(rank) for rank in range(4)]
+    for client in clients:
+        reset(world, client)
+    for client in clients[:3]:
+        world.wait(GRACE - SHORT if client is clients[0] else CATCHING_UP - SHORT)
+        client.connect()
+    assert states(world) == [MemberState.CONNECTED] * 3 + [MemberState.DISCONNECTED]
+    world.wait(CATCHING_UP)
+    assert states(world)[3] is MemberState.LOST
+
+
+def test_rank_is_lost_after_the_session_ttl_although_others_come_back():
+    world = World(12)
+    clients = [world.start(rank) for rank in range(12)]
+    for client in clients:
+        reset(world, client)
+    for client in clients[:-1]:
+        world.wait(0.9)
+        client.connect()
+    world.wait(TTL - 0.9 * 11 - SHORT)
+    assert states(world)[-1] is MemberState.DISCONNECTED
+    world.wait(2 * SHORT)
+    assert states(world)[-1] is MemberState.LOST
+
+
+def test_return_after_another_outage_gives_no_time(world: World):
+    zero, one = world.start(0), world.start(1)
+    reset(world, one)
+    world.wait(TOGETHER + SHORT)
+    reset(world, zero)
+    world.wait(GRACE - TOGETHER - 2 * SHORT)
+    zero.connect()
+    world.wait(SHORT)
+    assert states(world) == [MemberState.CONNECTED, MemberState.LOST]
 
 
 def test_rank_whose_stream_the_coordinator_ended_has_the_session_ttl(world: World):

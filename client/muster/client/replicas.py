@@ -39,8 +39,8 @@ MAX_BACKOFF = 1.0
 EARLY_TIME = 3.0
 """Seconds after the first failure: the default reset grace, within which a process must be back."""
 MAX_EARLY_BACKOFF = 0.5
-"""Seconds between attempts in that time, jittered. After an outage of 2 s, enough time is left for a handshake
-beside those of all other ranks."""
+"""Seconds between attempts in that time, jittered. After an outage of 2 s, enough time is left for a
+handshake beside those of all other ranks."""
 SILENT_BACKOFF = 10.0
 """Seconds for which an address that did not answer is called last, and not when a standby names it."""
 STANDBY_HOLD = 0.8

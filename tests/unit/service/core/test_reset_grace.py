@@ -14,7 +14,7 @@ from tests.support.expect import some
 from tests.support.world.core_client import Client
 from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.relay_node import Node
-from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
+from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, Agent, RendezvousWorld, nodes
 
 GRACE = 3.0
 SHORT = 0.001
@@ -159,18 +159,17 @@ def job() -> RendezvousWorld:
     return world
 
 
-def lose(world: RendezvousWorld, *, reset: bool) -> None:
-    a = world.agents[0]
-    session = some(a.session)
-    a.breaks(session)
-    a.unseen.clear()
+def lose(world: RendezvousWorld, agent: Agent, *, reset: bool) -> None:
+    session = some(agent.session)
+    agent.breaks(session)
+    agent.unseen.clear()
     world.do(Disconnected(session, reset))
 
 
 def test_spare_takes_the_place_of_a_node_whose_connection_ended_after_the_grace():
     world = job()
     _, b, c = world.agents
-    lose(world, reset=True)
+    lose(world, world.agents[0], reset=True)
     world.wait(GRACE - SHORT)
     assert (b.waiting, c.stands) == (0, NodeStanding.REDUNDANT)
     world.wait(SHORT)
@@ -183,16 +182,33 @@ def test_spare_takes_the_place_of_a_node_whose_connection_ended_after_the_grace(
 def test_node_that_is_back_within_the_grace_keeps_its_place():
     world = job()
     a, b, _ = world.agents
-    lose(world, reset=True)
+    lose(world, world.agents[0], reset=True)
     world.wait(GRACE - SHORT)
     a.connect()
     world.wait(KEEP_ALIVE)
     assert (a.rank, b.waiting) == (0, 0)
 
 
+def test_nodes_that_come_back_one_after_the_other_keep_their_places():
+    world = RendezvousWorld(nodes(3, 3))
+    world.several("a", "b", "c")
+    a, b, c = world.agents
+    for agent in (a, b, c):
+        lose(world, agent, reset=True)
+    world.wait(GRACE - SHORT)
+    a.connect()
+    world.wait(CATCHING_UP - SHORT)
+    b.connect()
+    world.wait(CATCHING_UP - SHORT)
+    c.connect()
+    world.wait(KEEP_ALIVE)
+    assert [agent.rank for agent in (a, b, c)] == [0, 1, 2]
+    assert [agent.waiting for agent in (a, b, c)] == [0, 0, 0]
+
+
 def test_node_whose_stream_the_coordinator_ended_has_its_keep_alive_timeout():
     world = job()
-    lose(world, reset=False)
+    lose(world, world.agents[0], reset=False)
     world.wait(KEEP_ALIVE - SHORT)
     assert world.agents[1].waiting == 0
     world.wait(SHORT)

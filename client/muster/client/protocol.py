@@ -7,6 +7,8 @@ NOT_LEADER_HEADER = "muster-not-leader"
 other leader holds the call for a while."""
 RELAY_HEADER = "muster-relay-bin"
 """Names the relay in each call that it forwards."""
+AGENT_RELAY_HEADER = "muster-agent-relay"
+"""A relay adds it if it runs in the process of torchrun's agent: then the agent dies with its connection."""
 ERROR_DOMAIN = "muster"
 """The ``domain`` of every ErrorInfo."""
 MAX_ENTRIES = 65_536

@@ -36,11 +36,16 @@ CONNECT_TIMEOUT_TO_RELAY_MS = 1_000
 FIRST_BACKOFF = 0.1
 MAX_BACKOFF = 1.0
 """Seconds between attempts, jittered; well below the session TTL."""
+EARLY_TIME = 3.0
+"""Seconds after the first failure: the default reset grace, within which a process must be back."""
+MAX_EARLY_BACKOFF = 0.5
+"""Seconds between attempts in that time, jittered. After an outage of 2 s, enough time is left for a
+handshake beside those of all other ranks."""
 SILENT_BACKOFF = 10.0
 """Seconds for which an address that did not answer is called last, and not when a standby names it."""
-STANDBY_HOLD = 1.0
-"""Seconds of a turn in which standbys must have held the calls. There is no leader yet, the turn itself was a
-pause, and the next leader should be found soon."""
+STANDBY_HOLD = 0.8
+"""Seconds for which standbys must have held the calls of a turn, or a standby one call. There is no other
+leader yet, the time was a pause, and the leader should be found soon, be it the next one or the old one."""
 MAX_FOLLOWED = 8
 """Leaders named by standbys that are followed in one turn."""
 MAX_REPLICAS = 64
@@ -239,6 +244,8 @@ class Search:
         self._last_errors: dict[str, str] = {}
         self._called_at = replicas.clock()
         self._backoff = FIRST_BACKOFF
+        self._failing_since: float | None = None
+        """When the first call after the last answer failed; None: none has."""
         self.turns = -1
         """Completed turns."""
         self.met_standby = False
@@ -295,7 +302,7 @@ class Search:
         # A connection to a socket cannot get lost on its way: if it ends, the relay is gone.
         self._in_touch, self._once_more = not is_socket(self._address), False
         self._last_errors.clear()
-        self._backoff = FIRST_BACKOFF
+        self._backoff, self._failing_since = FIRST_BACKOFF, None
         self.met_standby = False
         self._begin_turn(0)
 
@@ -388,6 +395,11 @@ class Search:
         self._lose_touch(why)
         self.met_standby = self._standby_in_turn = True
         self.replicas.learn(replicas)
+        held = bool(self.replicas.backed_off_leader())
+        held = held and self.replicas.clock() - self._called_at >= STANDBY_HOLD
+        if held:
+            # Nobody else leads, so the leader may be back. Its processes have only the reset grace to return.
+            self.replicas.clear_leader_backoff()
         if (
             len(self._followed) < MAX_FOLLOWED
             and self.replicas.names(self._address, leader)
@@ -395,7 +407,7 @@ class Search:
         ):
             self._tried.add(self._address)
             self._followed.add(leader)
-            self._address = leader
+            self._address, self._once_more = leader, held
             return 0.0
         return self._next()
 
@@ -436,7 +448,10 @@ class Search:
         return next((address for address in self.replicas.known() if address not in self._tried), "")
 
     def _pause(self) -> float:
-        pause = jittered(self._backoff, 0.5, 1.0)
+        now = self.replicas.clock()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        early = now - self._failing_since < EARLY_TIME
+        pause = jittered(min(self._backoff, MAX_EARLY_BACKOFF) if early else self._backoff, 0.5, 1.0)
         self._backoff = min(self._backoff * 2, MAX_BACKOFF)
         return pause
 

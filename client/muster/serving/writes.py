@@ -6,7 +6,7 @@ could fill the memory so.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +20,8 @@ MAX_BYTES = 32 << 20
 """Bytes of the messages that are being written to all readers. They take twice that in memory."""
 MAX_BYTES_PER_ADDRESS = 16 << 20
 """The same, for the readers at one address. It leaves room for others."""
+MAX_ENDED = 1_000
+"""Number of ended connections that are remembered."""
 READER_TIMEOUT = 10.0
 """Seconds that a reader may take for a message while others need the room."""
 
@@ -69,6 +71,8 @@ class Writes:
         self._most_of_one = most_of_one
         self.end = end
         """Ends the connection of a peer if a write to it does not end. No status would reach that peer."""
+        self._ended: deque[str] = deque(maxlen=MAX_ENDED)
+        """The peers whose connections were ended last."""
         self._writing: dict[asyncio.Future[None], _Writing] = {}
         """In the order in which they began. A write stays here until gRPC has finished it, even if the call's
         handler has given it up."""
@@ -85,6 +89,10 @@ class Writes:
     def held(self) -> int:
         """Bytes of the large messages that are being written."""
         return self._bytes.total()
+
+    def has_ended(self, peer: str) -> bool:
+        """Return whether the connection of a peer was ended because it takes no message."""
+        return peer in self._ended
 
     async def write(
         self, call: Call, size: int, make: Callable[[], bytes | None], reader: Callable[[], str]
@@ -137,6 +145,7 @@ class Writes:
             self._fewer.clear()
             if oldest is not None and left is not None and left <= 0:
                 oldest.ended = True
+                self._ended.append(oldest.peer)
                 self._slow(oldest.reader(), oldest.size)
                 await self.end(oldest.peer)
             else:

@@ -46,6 +46,8 @@ class RelayConfig:
     version: str
     name: str = field(default_factory=_own_name)
     """For people: its host and process id."""
+    in_agent: bool = False
+    """Whether the node's agent joins through it and is the same process."""
     fold_window: float = FOLD_WINDOW
     """Seconds that the first of a node's arrivals waits for the others."""
     socket_mode: int = SOCKET_MODE
@@ -70,6 +72,7 @@ class RelayServer:
         self._upstream = Upstream(
             config.upstream,
             name=config.name,
+            in_agent=config.in_agent,
             version=config.version,
             stats=stats,
             fold_window=config.fold_window,

@@ -17,7 +17,7 @@ from muster.client.addresses import target_of
 from muster.client.calls import channel_options, explain, reason_of, search_on
 from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
-from muster.client.protocol import PROTOCOL_VERSION, RELAY_HEADER, TTL_PINGS
+from muster.client.protocol import AGENT_RELAY_HEADER, PROTOCOL_VERSION, RELAY_HEADER, TTL_PINGS
 from muster.client.replicas import Replicas, Search, Target
 from muster.relay import refusals
 from muster.relay.stats import RelayStats
@@ -49,13 +49,23 @@ class Upstream:
         version: of this relay.
         stats: what is measured.
         fold_window: as :class:`~muster.relay.upstream_stream.UpstreamStream`.
+        in_agent: whether the relay runs in the process of the node's agent.
     """
 
     def __init__(
-        self, endpoint: str, *, name: str, version: str, stats: RelayStats, fold_window: float = FOLD_WINDOW
+        self,
+        endpoint: str,
+        *,
+        name: str,
+        version: str,
+        stats: RelayStats,
+        fold_window: float = FOLD_WINDOW,
+        in_agent: bool = False,
     ) -> None:
         self.replicas = Replicas(endpoint)
         self._name = name
+        own: list[tuple[str, str | bytes]] = [(RELAY_HEADER, name.encode())]
+        self._own_headers = [*own, (AGENT_RELAY_HEADER, "true")] if in_agent else own
         self._version = version
         self._stats = stats
         self._fold_window = fold_window
@@ -270,7 +280,7 @@ class Upstream:
         else:
             authorization = credentials.authorization()
         token = [("authorization", authorization)] if authorization else []
-        return [*search.metadata, *token, (RELAY_HEADER, self._name.encode())]
+        return [*search.metadata, *token, *self._own_headers]
 
     async def close(self) -> None:
         """End all streams and connections."""
@@ -284,8 +294,9 @@ class Upstream:
 def search_time(session_ttl_ms: int, lease_ttl_ms: int = 0) -> float:
     """Return how long callers wait at the relay that must be back within the session TTL.
 
-    Both sides notice within two thirds of the TTL that a stream is silent, and then the coordinator starts to
-    count. If the relay uses a third for the search, enough time is left to connect without the relay.
+    This side notices within two thirds of the TTL that a stream is silent. The coordinator starts to count
+    when it notices that itself. If the relay uses a third for the search, enough time is left to connect
+    without the relay.
 
     Among several coordinators, the leader is probably lost. No coordinator leads before its lease ends, and
     callers that connected directly would stay there, each with its own stream. Here this side notices the

@@ -3,7 +3,7 @@
 import pytest
 
 from muster.client import replicas as module
-from muster.client.replicas import MAX_FOLLOWED, SILENT_BACKOFF, STANDBY_HOLD
+from muster.client.replicas import EARLY_TIME, MAX_FOLLOWED, SILENT_BACKOFF, STANDBY_HOLD
 from tests.unit.client.search_world import World
 
 
@@ -17,9 +17,12 @@ def world() -> World:
 
 def test_one_address_is_called_again_after_growing_pauses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "jittered", lambda seconds, least, most: seconds * most)
-    search = World("a:1").search().search
-    pauses = [search.failed("refused") for _ in range(7)]
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    world = World("a:1")
+    search = world.search().search
+    pauses = [search.failed("refused") for _ in range(5)]
+    world.now += EARLY_TIME
+    pauses += [search.failed("refused") for _ in range(2)]
+    assert pauses == [0.1, 0.2, 0.4, 0.5, 0.5, 1.0, 1.0]
     assert search.target == module.Target("a:1", "", 5_000, 3_333)
     search.answered()
     assert search.failed("lost") == 0.1
@@ -143,6 +146,19 @@ def test_silent_leader_is_not_called_when_a_standby_names_it(world: World):
     assert caller.header == "a:1"
     assert caller.stands_by("a:1") == ("c:1", False)
     assert caller.stands_by("a:1") == ("a:1", True), "when all have been asked it is: it may be back"
+
+
+def test_silent_leader_is_called_after_a_standby_has_held_the_call_and_names_it(world: World):
+    """It may be back, and it waits for its processes no longer than the reset grace."""
+    caller = world.search()
+    caller.search.answered()
+    caller.failed()
+    caller.failed()
+    assert caller.stands_by("a:1", took=2 * STANDBY_HOLD) == ("a:1", False)
+    assert caller.search.target.connect_timeout_ms == 500, "another one may lead meanwhile"
+    assert caller.failed() == ("c:1", False)
+    assert caller.header == "a:1"
+    assert caller.stands_by("a:1", took=2 * STANDBY_HOLD) == ("a:1", True)
 
 
 def test_another_leader_ends_the_backoff(world: World):

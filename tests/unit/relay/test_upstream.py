@@ -3,7 +3,8 @@ from typing import Any
 import grpc
 import pytest
 
-from muster.client.replicas import Target
+from muster.client.protocol import AGENT_RELAY_HEADER, RELAY_HEADER
+from muster.client.replicas import Search, Target
 from muster.relay.stats import RelayStats
 from muster.relay.upstream import MAX_SEARCH_TIME, Upstream, search_time
 
@@ -64,3 +65,11 @@ async def test_replaced_connection_is_closed_after_its_last_user():
     assert replaced.get_state() is grpc.ChannelConnectivity.SHUTDOWN
     await replacing.__aexit__(None, None, None)
     await upstream.close()
+
+
+@pytest.mark.parametrize("in_agent", [False, True])
+async def test_calls_say_whether_the_relay_dies_with_the_agent(in_agent: bool):
+    upstream = Upstream("127.0.0.1:1", name="relay", version="0", stats=RelayStats(), in_agent=in_agent)
+    headers = dict(await upstream.metadata(Search(upstream.replicas), Target("127.0.0.1:1")))
+    assert headers[RELAY_HEADER] == b"relay"
+    assert (AGENT_RELAY_HEADER in headers) is in_agent

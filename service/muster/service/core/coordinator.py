@@ -198,10 +198,11 @@ class Coordinator:
 
         Restored processes have the session TTL to come back, and nodes their keep-alive timeout, from now on.
         """
+        ttl, outage = self.session_ttl, self.sessions.outages.at(now.monotonic)
         for run in self.runs.values():
             for process in run.roster:
                 if process.state is MemberState.DISCONNECTED:
-                    process.disconnect(now.monotonic, self.session_ttl)
+                    process.disconnect(now.monotonic, ttl, ttl, outage)
                     self._timers.arm(process, process.back_by)
             run.rendezvous.serve(now)
         self.reaper.serve(now)
@@ -248,10 +249,7 @@ class Coordinator:
         self.reaper.review(now, effects)
 
     def _process_on_time(self, process: Process, now: Instant, effects: Effects) -> Run | None:
-        """Expire a process that is late, and end its succession window.
-
-        Returns its run, if the barriers of the run must be checked.
-        """
+        """Expire a late process, and end its succession window. Return its run, if it must be checked."""
         run = self.runs.get(process.run_id)
         if run is None or not run.is_current(process):
             return None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 
 from muster.service.core.checks import Checks, invalid
+from muster.service.core.membership.outage import Outages
 from muster.service.core.membership.process import Process
 from muster.service.core.membership.refusals import stale_generation
 from muster.service.core.registry import Registry
@@ -84,6 +85,8 @@ class Sessions:
         self._timers = timers
         self._ttl = ttl
         self._reset_grace = reset_grace
+        self.outages = Outages()
+        """The lost connections."""
         self._epoch = epoch
         self._nodes = nodes
         self._last_ordinal = epoch << EPOCH_SHIFT
@@ -361,7 +364,7 @@ class Sessions:
     ) -> None:
         lost = list(processes)
         for process in _still_attached(session, lost):
-            process.disconnect(now.monotonic, grace)
+            process.disconnect(now.monotonic, grace, self._ttl, self.outages.at(now.monotonic))
             self._timers.arm(process, process.back_by)
         if lost:
             self._reaper.mark_used(session.run, now, effects)

@@ -17,8 +17,9 @@ from muster.service.rpc.servicers.health import HealthServicer
 from muster.service.waiting import first
 from muster.serving.keepalive import Keepalive
 
-HOLD_SECONDS = 2.0
-"""Seconds for which a call with the header waits for another leader, so that it need not ask again."""
+HOLD_SECONDS = 1.0
+"""Seconds for which a call with the header waits for another leader, so that it need not ask again. Then the
+caller tries the old leader again, which must be well within the reset grace."""
 CONNECTION_AGE_MS = 5_000
 """Age at which a connection ends. A client of an older version, which reaches one of several replicas by one
 name, would otherwise ask the same replica for ever."""

@@ -3,6 +3,7 @@
 import pytest
 
 from muster.service.core import views
+from muster.service.core.membership.outage import Outage
 from muster.service.core.membership.process import audience
 from muster.service.core.vocabulary.events import (
     Arrival,
@@ -92,7 +93,7 @@ def test_audience_has_each_session_once_and_names_ranks_on_lines_alone(world: Wo
     node = Node(world, 2, 0)
     stream = world.new_session()
     world.do(Hello(stream, RUN, 0, (info(1), info(3))))
-    world.coordinator.runs[RUN].roster.of_rank(3)[0].disconnect(world.now, 10.0)
+    world.coordinator.runs[RUN].roster.of_rank(3)[0].disconnect(world.now, 10.0, 10.0, Outage(world.now))
     roster = world.coordinator.runs[RUN].roster
     assert audience(roster) == {stream: frozenset(), node.session: {0, 2}}
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from muster.service.core import views
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.membership.outage import CATCHING_UP, TOGETHER
 from muster.service.core.vocabulary.events import Disconnected
 from muster.service.core.vocabulary.model import MemberState, NodeStanding, Outcome
 from muster.serving.keepalive import SHORTEST, keepalive_within
@@ -13,7 +14,7 @@ from tests.support.expect import some
 from tests.support.world.core_client import Client
 from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.relay_node import Node
-from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
+from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, Agent, RendezvousWorld, nodes
 
 GRACE = 3.0
 SHORT = 0.001
@@ -63,6 +64,45 @@ def test_rank_that_is_back_within_the_grace_has_missed_nothing(world: World):
     one.connect()
     world.wait(TTL)
     assert some(one.arrive()).outcome is Outcome.RELEASED
+
+
+def test_ranks_that_come_back_one_after_the_other_are_not_lost():
+    """The coordinator welcomes about a thousand a second, and more may lie behind one proxy."""
+    world = World(4)
+    clients = [world.start(rank) for rank in range(4)]
+    for client in clients:
+        reset(world, client)
+    for client in clients[:3]:
+        world.wait(GRACE - SHORT if client is clients[0] else CATCHING_UP - SHORT)
+        client.connect()
+    assert states(world) == [MemberState.CONNECTED] * 3 + [MemberState.DISCONNECTED]
+    world.wait(CATCHING_UP)
+    assert states(world)[3] is MemberState.LOST
+
+
+def test_rank_is_lost_after_the_session_ttl_although_others_come_back():
+    world = World(12)
+    clients = [world.start(rank) for rank in range(12)]
+    for client in clients:
+        reset(world, client)
+    for client in clients[:-1]:
+        world.wait(0.9)
+        client.connect()
+    world.wait(TTL - 0.9 * 11 - SHORT)
+    assert states(world)[-1] is MemberState.DISCONNECTED
+    world.wait(2 * SHORT)
+    assert states(world)[-1] is MemberState.LOST
+
+
+def test_return_after_another_outage_gives_no_time(world: World):
+    zero, one = world.start(0), world.start(1)
+    reset(world, one)
+    world.wait(TOGETHER + SHORT)
+    reset(world, zero)
+    world.wait(GRACE - TOGETHER - 2 * SHORT)
+    zero.connect()
+    world.wait(SHORT)
+    assert states(world) == [MemberState.CONNECTED, MemberState.LOST]
 
 
 def test_rank_whose_stream_the_coordinator_ended_has_the_session_ttl(world: World):
@@ -119,18 +159,17 @@ def job() -> RendezvousWorld:
     return world
 
 
-def lose(world: RendezvousWorld, *, reset: bool) -> None:
-    a = world.agents[0]
-    session = some(a.session)
-    a.breaks(session)
-    a.unseen.clear()
+def lose(world: RendezvousWorld, agent: Agent, *, reset: bool) -> None:
+    session = some(agent.session)
+    agent.breaks(session)
+    agent.unseen.clear()
     world.do(Disconnected(session, reset))
 
 
 def test_spare_takes_the_place_of_a_node_whose_connection_ended_after_the_grace():
     world = job()
     _, b, c = world.agents
-    lose(world, reset=True)
+    lose(world, world.agents[0], reset=True)
     world.wait(GRACE - SHORT)
     assert (b.waiting, c.stands) == (0, NodeStanding.REDUNDANT)
     world.wait(SHORT)
@@ -143,16 +182,33 @@ def test_spare_takes_the_place_of_a_node_whose_connection_ended_after_the_grace(
 def test_node_that_is_back_within_the_grace_keeps_its_place():
     world = job()
     a, b, _ = world.agents
-    lose(world, reset=True)
+    lose(world, world.agents[0], reset=True)
     world.wait(GRACE - SHORT)
     a.connect()
     world.wait(KEEP_ALIVE)
     assert (a.rank, b.waiting) == (0, 0)
 
 
+def test_nodes_that_come_back_one_after_the_other_keep_their_places():
+    world = RendezvousWorld(nodes(3, 3))
+    world.several("a", "b", "c")
+    a, b, c = world.agents
+    for agent in (a, b, c):
+        lose(world, agent, reset=True)
+    world.wait(GRACE - SHORT)
+    a.connect()
+    world.wait(CATCHING_UP - SHORT)
+    b.connect()
+    world.wait(CATCHING_UP - SHORT)
+    c.connect()
+    world.wait(KEEP_ALIVE)
+    assert [agent.rank for agent in (a, b, c)] == [0, 1, 2]
+    assert [agent.waiting for agent in (a, b, c)] == [0, 0, 0]
+
+
 def test_node_whose_stream_the_coordinator_ended_has_its_keep_alive_timeout():
     world = job()
-    lose(world, reset=False)
+    lose(world, world.agents[0], reset=False)
     world.wait(KEEP_ALIVE - SHORT)
     assert world.agents[1].waiting == 0
     world.wait(SHORT)

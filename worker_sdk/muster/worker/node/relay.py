@@ -43,6 +43,7 @@ class NodeRelay:
                 listen=parse_listen_address(f"{SOCKET}{self._folder / NAME}"),
                 upstream=endpoint,
                 version=VERSION,
+                in_agent=True,
             )
             self._thread = RelayThread(config)
         except BaseException:

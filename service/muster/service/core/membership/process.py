@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from muster.service.core.membership.outage import Absence, Outage
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import NO_RANKS, Delivery, Effects
 from muster.service.core.vocabulary.events import SessionId
@@ -48,8 +49,8 @@ class Process:
     """The relay of its session, or of its last one; empty: a stream of its own."""
     node_rank: int | None = None
     """The rank of its node in its round, as it reported it."""
-    back_by: float = -math.inf
-    """Until when it may come back while it is disconnected, on the monotonic clock."""
+    absence: Absence | None = None
+    """Its time to come back; None: it was never disconnected, or is back."""
     last_seen: float = -math.inf
     """When it certainly existed, on the monotonic clock: at its last hello, or its goodbye. The coordinator
     notices a loss late, so that does not count. -inf if it was gone before a restart."""
@@ -70,25 +71,35 @@ class Process:
     def __str__(self) -> str:
         return report.process_name(self.rank, self.host, self.pid)
 
+    @property
+    def back_by(self) -> float:
+        """Until when it may come back while it is disconnected, on the monotonic clock."""
+        return -math.inf if self.absence is None else self.absence.ends
+
     def connect(self, session: SessionId, now: float, relay: str = "") -> None:
         """Connect it to a session, perhaps through a relay."""
+        if self.absence is not None:
+            self.absence.outage.last_return = now
+            self.absence = None
         self.session = session
         self.relay = relay
         self.state = MemberState.CONNECTED
         self.past = False
         self.since = self.last_seen = now
 
-    def disconnect(self, now: float, grace: float) -> None:
+    def disconnect(self, now: float, grace: float, longest: float, outage: Outage) -> None:
         """Record that its session broke.
 
         Args:
             now: the time, on the monotonic clock.
             grace: seconds that it may take to come back.
+            longest: the same, while others of its outage are coming back.
+            outage: the one in which it lost its session.
         """
         self.session = None
         self.state = MemberState.DISCONNECTED
         self.since = now
-        self.back_by = now + grace
+        self.absence = Absence(now + grace, now + longest, outage)
 
     def expire(self) -> None:
         """Record that it did not come back in time. ``since`` stays the time of the loss."""

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from muster.service.core.membership.outage import Absence, Outage
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import SessionId
 from muster.service.core.vocabulary.model import NodeInfo, NodeStanding, RendezvousSettings
@@ -32,17 +33,38 @@ class Node:
     standing: NodeStanding = NodeStanding.PARTICIPANT
     rank: int | None = None
     """In the complete round."""
-    back_by: float = math.inf
-    """Until when it may come back if it has no stream, on the monotonic clock."""
+    absence: Absence | None = None
+    """Its time to come back; None: it has a stream."""
 
     def __str__(self) -> str:
         return report.node_name(self.info)
 
-    def wait_back(self, grace: float, now: float) -> None:
-        """Wait ``grace`` seconds for another stream of it, or its keep-alive timeout if that is less."""
+    @property
+    def back_by(self) -> float:
+        """Until when it may come back if it has no stream, on the monotonic clock."""
+        return math.inf if self.absence is None else self.absence.ends
+
+    def wait_back(self, grace: float | None, now: float, outage: Outage) -> None:
+        """Wait for another stream of it.
+
+        Args:
+            grace: seconds, if that is less than its keep-alive timeout; None: the keep-alive timeout.
+            now: the time, on the monotonic clock.
+            outage: the one in which it lost its stream.
+        """
         self.session = None
         self.since = now
-        self.back_by = now + min(grace, self.settings.keep_alive_timeout)
+        longest = self.settings.keep_alive_timeout
+        usual = longest if grace is None else min(grace, longest)
+        self.absence = Absence(now + usual, now + longest, outage)
+
+    def connect(self, session: SessionId, now: float) -> None:
+        """Connect it to another stream."""
+        if self.absence is not None:
+            self.absence.outage.last_return = now
+            self.absence = None
+        self.session = session
+        self.since = now
 
 
 @dataclass(frozen=True, slots=True)

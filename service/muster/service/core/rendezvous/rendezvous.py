@@ -7,11 +7,11 @@ nodes of the round how many nodes wait. They then join again, and the next round
 The behaviour follows torch's dynamic rendezvous; docs/rendezvous.md lists the differences.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
 from muster.service.core.elapsed import elapsed
+from muster.service.core.membership.outage import Outages
 from muster.service.core.rendezvous import refusals, reports
 from muster.service.core.rendezvous.evictions import Evictions
 from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
@@ -68,6 +68,7 @@ class Rendezvous:
         """The last departed nodes, newest first."""
         self._timers = timers
         self._places = Places()
+        self._outages = Outages()
         self._ranks: dict[str, int] = {}
         """The ranks of the last completed round, by incarnation."""
         self._arrivals = 0
@@ -185,7 +186,8 @@ class Rendezvous:
     def disconnect(self, node: Node, event: Disconnected, reset_grace: float, now: Instant) -> None:
         """Keep the place of a node whose stream broke, for its keep-alive timeout or the reset grace."""
         if node.session == event.session and self.find(node.info.incarnation) is node:
-            node.wait_back(reset_grace if event.reset else math.inf, now.monotonic)
+            grace, outage = reset_grace if event.reset else None, self._outages.at(now.monotonic)
+            node.wait_back(grace, now.monotonic, outage)
             self._timers.arm(self, node.back_by)
 
     def leave(self, incarnation: str, reason: str, now: Instant, effects: Effects) -> bool:
@@ -318,8 +320,7 @@ class Rendezvous:
         """Move a node to a new stream, and end the one before."""
         if node.session is not None:
             effects.send(node.session, Refused(refusals.replaced(node), final=True))
-        node.session = session
-        node.since = now.monotonic
+        node.connect(session, now.monotonic)
 
     def _send_place(self, node: Node, effects: Effects) -> None:
         if node.session is None:
@@ -494,7 +495,6 @@ class Rendezvous:
 
     def serve(self, now: Instant) -> None:
         """Give every node of the round its keep-alive timeout, from now, to come back."""
-        for node in self:
-            if node.session is None:
-                node.wait_back(math.inf, now.monotonic)
-                self._timers.arm(self, node.back_by)
+        for node in [n for n in self if n.session is None]:
+            node.wait_back(None, now.monotonic, self._outages.at(now.monotonic))
+            self._timers.arm(self, node.back_by)

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from muster.client.protocol import AGENT_RELAY_HEADER, RELAY_HEADER
 from muster.service.core import views
 from muster.service.core.vocabulary.effects import NO_RANKS, Evicted, Message, NodeLeft, Refused, RunClosed
 from muster.service.core.vocabulary.events import CloseRun, Disconnected, EvictNode, LeaveRendezvous
@@ -117,7 +118,8 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         finally:
             self._memberships.discard(membership)
             self._driver.disconnect(membership.id)
-            reset = not (membership.ended or ADMISSION.get().has_ended)
+            ended = membership.ended or ADMISSION.get().has_ended
+            reset = not ended and _is_agents_own(context.invocation_metadata() or ())
             self._driver.submit(Disconnected(membership.id, reset))
 
     async def Leave(  # noqa: N802
@@ -198,3 +200,9 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         self._draining = True
         for membership in list(self._memberships):
             membership.end(DRAINING)
+
+
+def _is_agents_own(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+    """Return whether a connection ends with the agent's process: without a relay, or with one inside."""
+    names = {name for name, _ in metadata}
+    return RELAY_HEADER not in names or AGENT_RELAY_HEADER in names

@@ -192,8 +192,8 @@ class Session:
             while self._outbox:
                 self._take()
             self._driver.disconnect(self.id)
-            reset = not (self._closed or ADMISSION.get().has_ended)
-            self._driver.submit(Disconnected(self.id, reset))
+            ended = self._closed or ADMISSION.get().has_ended or self._writes.has_ended(context.peer())
+            self._driver.submit(Disconnected(self.id, reset=not ended))
         if self._status is not None:
             await errors.end_with(self._status, context)
 

@@ -1,14 +1,14 @@
 """RendezvousService over a driver in virtual time, without a socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from muster.client.protocol import PROTOCOL_VERSION
+from muster.client.protocol import AGENT_RELAY_HEADER, PROTOCOL_VERSION, RELAY_HEADER
 from muster.service.core.vocabulary.effects import NO_RANKS, Message, NodesWaiting, Refused
 from muster.service.core.vocabulary.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
 from muster.service.core.vocabulary.limits import Limits
@@ -24,6 +24,7 @@ from muster.v1 import common_pb2, rendezvous_pb2, run_pb2
 from tests.support.world.virtual_time import LoopClock, in_virtual_time
 
 KEEP_ALIVE = 15.0
+RESET_GRACE = 3.0
 LAST_CALL = 30.0
 
 
@@ -46,11 +47,24 @@ class Service:
         return await self.rendezvous.Close(request, None)
 
 
+class Context:
+    """The call of an agent."""
+
+    def __init__(self, headers: Iterable[str]) -> None:
+        self._headers = headers
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(name, "x") for name in self._headers]
+
+
 class Node:
     """One agent, and its open stream."""
 
-    def __init__(self, service: Service, name: str, fewest: int = 2, most: int = 2) -> None:
+    def __init__(
+        self, service: Service, name: str, fewest: int = 2, most: int = 2, headers: Iterable[str] = ()
+    ) -> None:
         self.service = service
+        self.context = Context(headers)
         self.name = name
         self.request = rendezvous_pb2.JoinRequest(
             run_id="job1",
@@ -71,7 +85,7 @@ class Node:
         return self
 
     async def _read(self) -> None:
-        async for response in self.service.rendezvous.Join(self.request, None):
+        async for response in self.service.rendezvous.Join(self.request, self.context):
             self.told.append(response)
 
     @property
@@ -169,6 +183,25 @@ async def test_stream_that_breaks_is_a_node_that_is_away_and_then_gone():
         b.request.round = 0
         assert (await b.join().ends()).reason is Reason.NODE_REMOVED
         await a.breaks()
+
+
+@in_virtual_time
+async def test_reset_grace_is_for_the_connection_of_the_agents_own_process():
+    """A relay that is a process of its own may die and be started again, while the agent lives."""
+    direct, own, other = (), (RELAY_HEADER, AGENT_RELAY_HEADER), (RELAY_HEADER,)
+    async with serving() as service:
+        nodes = [
+            Node(service, str(n), 3, 3, headers).join() for n, headers in enumerate((direct, own, other))
+        ]
+        await soon()
+        for node in nodes:
+            await node.breaks()
+        await asyncio.sleep(RESET_GRACE - 0.1)
+        assert len((await service.get()).nodes) == 3
+        await asyncio.sleep(0.2)
+        assert [node.node.address for node in (await service.get()).nodes] == ["2"]
+        await asyncio.sleep(KEEP_ALIVE)
+        assert not (await service.get()).nodes
 
 
 @in_virtual_time

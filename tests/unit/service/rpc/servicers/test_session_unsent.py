@@ -2,6 +2,7 @@
 
 import asyncio
 
+from muster.service.core.vocabulary.events import Disconnected
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.driver import Outgoing
 from muster.service.rpc import codec
@@ -13,12 +14,15 @@ from muster.serving.writes import Writes
 from muster.v1 import session_pb2
 from tests.support.expect import some
 from tests.support.world.session_world import (
+    HELLO,
+    ID,
     FakeContext,
     FakeDriver,
     assert_refused,
     settle,
     stream,
 )
+from tests.support.world.virtual_time import in_virtual_time
 
 
 async def test_peer_that_does_not_read_is_cut_off():
@@ -175,3 +179,28 @@ async def test_peer_that_reads_is_not_cut_off_by_a_burst_within_its_bound():
             await settle()
         assert one.context.heard.qsize() == 15
         assert not one.serving.done()
+
+
+@in_virtual_time
+async def test_connection_of_a_slow_reader_that_another_reader_needs_ended_is_no_reset():
+    """The coordinator ended it, so the process has the session TTL to come back."""
+
+    async def end(peer: str) -> None:
+        serving.cancel()  # As gRPC does when the connection is gone.
+
+    size = SMALL + 1
+    writes = Writes(log_slow_reader, most=size, end=end)
+    driver, context = FakeDriver(), FakeContext()
+    servicer = SessionServicer(driver, writes=writes)  # type: ignore[arg-type]
+    serving = asyncio.create_task(servicer.connect(None, context))
+    context.says(HELLO)
+    await driver.hears(1)
+    (session,) = servicer.sessions
+    context.reads.clear()
+    session.deliver(Outgoing(None, lambda _: bytes(size)))  # type: ignore[arg-type]
+    await settle()
+    other = asyncio.create_task(writes.write(FakeContext(), size, lambda: bytes(size), lambda: "other"))
+    await asyncio.wait({serving})
+    assert driver.events[-1] == Disconnected(ID, reset=False)
+    context.reads.set()
+    await other

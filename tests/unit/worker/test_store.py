@@ -130,6 +130,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
     for module in (store_module, store_stream):
         monkeypatch.setattr(module, "time", time)
+    monkeypatch.setattr(replicas.replicas_of(ENDPOINT), "clock", time.monotonic)
     return time
 
 
@@ -301,7 +302,7 @@ def test_store_waits_for_a_new_token_after_a_refusal(
     monkeypatch.setenv("MUSTER_TOKEN_FILE", "token")
     store.add("n", 1)
     unknown = refusal(Refusal(Reason.TOKEN_UNKNOWN, "not one of mine."))
-    stub.failures = [UNAVAILABLE] * 240 + [unknown] * 20
+    stub.failures = [UNAVAILABLE] * 120 + [unknown] * 20
     began = time.now
     assert store.add("n", 1) == 3
     assert time.now - began > TOKEN_PATIENCE

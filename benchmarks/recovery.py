@@ -134,13 +134,13 @@ def jobs(kind: str, fault: signal.Signals) -> Iterator[tuple[Job, Coordinator | 
         yield job, coordinator
 
 
-def wait(job: Job, since: float, steps: int) -> list[list[float]]:
-    """Wait until all ranks of a round have made steps. Empty: the job died, or hangs."""
+def wait(job: Job, since: float, steps: int, lost: int | None = None) -> list[list[float]]:
+    """Wait until all ranks of a round have made steps. Empty: the agents that live have ended, or hang."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if ranks := job.trained(since, steps):
             return ranks
-        living = [agent for agent in job.agents if agent.poll() is None]
+        living = [one for number, one in enumerate(job.agents) if number != lost and one.poll() is None]
         if not living:
             break
         time.sleep(0.02)
@@ -160,9 +160,9 @@ def recover(kind: str, fault: signal.Signals) -> Recovery:
         time.sleep(10.0)  # The spare stands by.
         at, at_wall = time.monotonic(), time.time()
         job.lose(NODES - 1, fault)
-        ranks = wait(job, at, 1)
+        ranks = wait(job, at, 1, lost=NODES - 1)
         if not ranks:
-            hung = any(agent.poll() is None for agent in job.agents[:2])
+            hung = time.monotonic() > at + PATIENCE
             return Recovery(None, None, None, None, None if hung else time.monotonic() - at)
         gone, complete = (
             [wall(line) - at_wall for line in coordinator.log(event)] if coordinator is not None else []

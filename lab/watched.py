@@ -1,6 +1,6 @@
 """A job under torchrun that shows whatever a dashboard can show, while Prometheus looks on.
 
-It reaches the coordinator through a relay.
+It reaches the coordinator through a relay. A watcher runs beside it.
 
 Two workers pass barriers and save. One of them is usually late, and one save answers a request. A barrier is
 aborted. Another run is closed before it saves as requested. The coordinator serves with TLS, has its state in
@@ -26,6 +26,8 @@ from lab.processes.coordinator import Coordinator
 from lab.processes.etcd import cluster
 from lab.processes.prometheus import Prometheus, Series
 from lab.processes.relay import Relay
+from lab.processes.watcher import Watcher
+from lab.watching.metadata import FakeAws
 from muster.worker import GrpcBarrier
 
 RUN = "llama-70b"
@@ -139,10 +141,15 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         cluster() as etcd,
         Coordinator(folder, state=etcd.state("watched"), session_ttl=3.0, extra=tls) as coordinator,
         Relay(folder, coordinator.endpoint) as relay,
+        FakeAws() as cloud,
+        Watcher(
+            folder, coordinator.endpoint, "node-1", "aws", extra=(f"--metadata-url={cloud.base}",)
+        ) as watcher,
         Prometheus(
             folder,
             f"127.0.0.1:{coordinator.http_port}",
             f"127.0.0.1:{relay.http_port}",
+            f"127.0.0.1:{watcher.http_port}",
             interval=interval,
         ) as prometheus,
         Job(jobs, relay.endpoint, RUN, PROGRAM) as job,

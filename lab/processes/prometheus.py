@@ -51,25 +51,34 @@ class Series:
 
 
 class Prometheus:
-    """A Prometheus that scrapes one coordinator and a relay, with Muster's rules.
+    """A Prometheus that scrapes one coordinator, a relay and a watcher, with Muster's rules.
 
     Args:
         folder: for its data and its log.
         target: the coordinator's HTTP address.
         relay: the relay's, if there is one.
+        watcher: the watcher's, if there is one.
         interval: seconds between two scrapes.
-        job: the job label; the relay's is that with ``-relay``.
+        job: the job label; the others have it with ``-relay`` or ``-watcher``.
     """
 
     def __init__(
-        self, folder: Path, target: str, relay: str = "", *, interval: float = 0.5, job: str = "muster"
+        self,
+        folder: Path,
+        target: str,
+        relay: str = "",
+        watcher: str = "",
+        *,
+        interval: float = 0.5,
+        job: str = "muster",
     ) -> None:
         self.job = job
         self._folder = folder
         self._address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
         every = f"{round(interval * 1000)}ms"
-        targets = {job: target} | ({f"{job}-relay": relay} if relay else {})
+        others = {f"{job}-relay": relay, f"{job}-watcher": watcher}
+        targets = {job: target} | {name: address for name, address in others.items() if address}
         self._config = {
             "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
             "rule_files": [str(RULES)],

@@ -14,11 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from statistics import median
+
+import psutil
 
 from benchmarks.measuring.machine import describe_machine
 from lab.processes.coordinator import Coordinator, free_port
@@ -45,9 +47,8 @@ class Job:
     def start(self) -> None:
         """Start an agent."""
         number = len(self.agents) + 1
-        backend = {"muster": "muster", "c10d": "c10d"}[self.kind]
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--rdzv-backend={backend}", "--rdzv-id=job"),
+            *(sys.executable, "-m", "torch.distributed.run", f"--rdzv-backend={self.kind}", "--rdzv-id=job"),
             *(f"--rdzv-endpoint={self.endpoint}", f"--nnodes={NODES}", "--nproc-per-node=1"),
             *(f"--local-addr=127.0.0.{number}", "--max-restarts=3", "--monitor-interval=0.1"),
             *(str(RANK), str(self.folder), self.kind),
@@ -73,28 +74,23 @@ class Job:
 
     def lose(self, number: int, fault: signal.Signals) -> None:
         """Send a signal to an agent and its rank."""
-        agent = self.agents[number].pid
-        for pid in [agent, *children(agent)]:
-            os.kill(pid, fault)
+        for process in family(self.agents[number].pid):
+            process.send_signal(fault)
 
     def end(self) -> None:
         """Kill all processes."""
         for agent in self.agents:
-            for pid in [agent.pid, *children(agent.pid)]:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            if agent.poll() is None:
+                for process in family(agent.pid):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
             agent.wait()
 
 
-def children(pid: int) -> list[int]:
-    """Return the children of a process, and theirs."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in path.read_text().split():
-            found += [int(child), *children(int(child))]
-    return found
+def family(pid: int) -> list[psutil.Process]:
+    """Return an agent and all processes that it has started."""
+    agent = psutil.Process(pid)
+    return [agent, *agent.children(recursive=True)]
 
 
 @dataclass(frozen=True, slots=True)

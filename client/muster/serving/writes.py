@@ -72,7 +72,7 @@ class Writes:
         self.end = end
         """Ends the connection of a peer if a write to it does not end. No status would reach that peer."""
         self._ended: deque[str] = deque(maxlen=MAX_ENDED)
-        """The peers whose connections were ended last."""
+        """The peers that were disconnected last."""
         self._writing: dict[asyncio.Future[None], _Writing] = {}
         """In the order in which they began. A write stays here until gRPC has finished it, even if the call's
         handler has given it up."""

@@ -18,7 +18,7 @@ class Config:
     http: Address
     state: str
     session_ttl: float = 10.0
-    """Seconds that a lost session may take to come back."""
+    """Seconds of silence after which a process counts as lost."""
     reset_grace: float = 3.0
     """Seconds that a process or a node may take to come back after its connection ended."""
     drain_grace: float = 5.0

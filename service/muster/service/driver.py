@@ -127,7 +127,7 @@ class Driver:
         clock: tells the time.
         observer: is told of decisions.
         encode: puts a message on the wire.
-        session_ttl: seconds that a lost session may take to come back.
+        session_ttl: seconds that a process may take to come back after its stream was lost.
         reset_grace: the same, if the connection of a process or a node itself ended.
         limits: the coordinator's bounds.
         retention: for how long unused runs are kept.

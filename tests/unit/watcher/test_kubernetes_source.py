@@ -1,4 +1,4 @@
-"""The source against an API whose answers are given."""
+"""The source against an API with given answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping

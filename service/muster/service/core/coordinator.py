@@ -76,7 +76,7 @@ class Coordinator:
     """All runs, and the only way to change them.
 
     Args:
-        session_ttl: seconds that a lost session may take to come back.
+        session_ttl: seconds that a process may take to come back after its stream was lost.
         reset_grace: the same, if the connection itself ended.
         limits: the bounds.
         retention: how long unused runs are kept.

@@ -36,15 +36,21 @@ def reset(world: World, client: Client) -> None:
     world.do(Disconnected(session, reset=True))
 
 
-# ---------------------------------------------------------------------- ranks
-
-
-def test_rank_whose_connection_ended_is_lost_after_the_grace(world: World):
+def reset_while_awaited(world: World) -> Client:
+    """Rank 0 waits at a barrier for rank 1, whose connection has just ended."""
     zero, one = world.start(0), world.start(1)
     for client in (zero, one):
         client.join()
     zero.arrive()
     reset(world, one)
+    return one
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+def test_rank_whose_connection_ended_is_lost_after_the_grace(world: World):
+    reset_while_awaited(world)
     world.wait(GRACE - SHORT)
     assert states(world) == [MemberState.CONNECTED, MemberState.DISCONNECTED]
     world.wait(SHORT)
@@ -55,11 +61,7 @@ def test_rank_whose_connection_ended_is_lost_after_the_grace(world: World):
 
 
 def test_rank_that_is_back_within_the_grace_has_missed_nothing(world: World):
-    zero, one = world.start(0), world.start(1)
-    for client in (zero, one):
-        client.join()
-    zero.arrive()
-    reset(world, one)
+    one = reset_while_awaited(world)
     world.wait(GRACE - SHORT)
     one.connect()
     world.wait(TTL)
@@ -106,7 +108,7 @@ def test_return_after_another_outage_gives_no_time(world: World):
 
 
 def test_rank_whose_stream_the_coordinator_ended_has_the_session_ttl(world: World):
-    """Such as one whose token was revoked: it may need time to get another one."""
+    """For example, its token was revoked, and it may need time to get another one."""
     world.start(0).lose_connection()
     world.wait(TTL - SHORT)
     assert states(world) == [MemberState.DISCONNECTED]

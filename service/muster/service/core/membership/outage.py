@@ -46,6 +46,10 @@ class Absence:
     """When it ends at the latest, while others of its outage are coming back."""
     outage: Outage
 
+    def over(self, now: float) -> None:
+        """Record that the process is back: the others of its outage may be coming back, too."""
+        self.outage.last_return = now
+
     @property
     def ends(self) -> float:
         """When the process is lost, as far as known."""

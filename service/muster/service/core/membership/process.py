@@ -79,7 +79,7 @@ class Process:
     def connect(self, session: SessionId, now: float, relay: str = "") -> None:
         """Connect it to a session, perhaps through a relay."""
         if self.absence is not None:
-            self.absence.outage.last_return = now
+            self.absence.over(now)
             self.absence = None
         self.session = session
         self.relay = relay

@@ -61,7 +61,7 @@ class Node:
     def connect(self, session: SessionId, now: float) -> None:
         """Connect it to another stream."""
         if self.absence is not None:
-            self.absence.outage.last_return = now
+            self.absence.over(now)
             self.absence = None
         self.session = session
         self.since = now

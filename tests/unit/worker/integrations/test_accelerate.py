@@ -23,7 +23,7 @@ from tests.support.jobs.alone import take_part_alone
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _alone(monkeypatch: pytest.MonkeyPatch, saves_end_with_their_test: None) -> Iterator[None]:
     take_part_alone(monkeypatch)
     yield
     for state in (AcceleratorState, PartialState, GradientState):

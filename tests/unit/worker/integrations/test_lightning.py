@@ -65,7 +65,7 @@ class Alone(VotingBarrier):
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(monkeypatch: pytest.MonkeyPatch, saves_end_with_their_test: None) -> None:
     monkeypatch.setattr(commitment, "_last", {})
     monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(Alone, "sequence", 0)

@@ -24,7 +24,7 @@ from tests.support.jobs.alone import Alone, take_part_alone
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(monkeypatch: pytest.MonkeyPatch, saves_end_with_their_test: None) -> None:
     take_part_alone(monkeypatch)
 
 

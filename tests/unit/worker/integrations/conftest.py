@@ -1,0 +1,19 @@
+"""Fixtures of the adapters' tests."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+END_OF_SAVE_SECONDS = 30.0
+
+
+@pytest.fixture
+def saves_end_with_their_test() -> Iterator[None]:
+    """Wait for the threads of this test's saves: one that votes later takes a number of the next test's barrier."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("muster-commit-"):
+            thread.join(END_OF_SAVE_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} still runs after the test"

@@ -12,4 +12,4 @@ fi
 export PATH="$PWD/$tools/bin:$PATH"
 protoc() { "$tools/bin/python" -m grpc_tools.protoc -I proto "$@"; }
 protoc --python_out="$out" --mypy_out=quiet:"$out" proto/muster/v1/*.proto proto/muster/etcd/v3/*.proto
-protoc --grpc_python_out="$out" --mypy_grpc_out=quiet:"$out" proto/muster/v1/{barrier,coordinator,insight,rendezvous,run,session,store}.proto
+protoc --grpc_python_out="$out" --mypy_grpc_out=quiet:"$out" proto/muster/v1/{barrier,coordinator,insight,local,rendezvous,run,session,store}.proto

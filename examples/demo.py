@@ -1,4 +1,4 @@
-"""``make demo``: the main job of Muster, shown with real processes in a minute.
+"""``make demo``: the main job of Muster, shown with real processes in a minute and a half.
 
 1. A coordinator keeps its state in SQLite. Three nodes, each a torchrun with two ranks, come together through
    it and train. The ranks of a node speak through one stream, that of the relay in their agent. Every few
@@ -11,11 +11,14 @@
 5. The coordinator is killed (SIGKILL) while ranks wait for its decision on a checkpoint: training goes on.
    The coordinator is started again, and the checkpoint is committed.
 6. Training goes on to the end.
+7. Another job keeps its checkpoints on the disks of its three nodes, each part with a copy on another node. A
+   node is lost with its disk, and shared storage as well. The job resumes from the copies.
 """
 
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import demo_local_rank
 from demo_rank import CHILD_KILLED, COORDINATOR_KILLED, NODE_KILLED, PAUSE, Moment, go
 from muster.checkpoint.directory import CheckpointDirectory
 from training_job import SAVE_EVERY
@@ -46,6 +50,9 @@ PATIENCE = 90.0
 HOST = socket.gethostname()
 MUSTER = Path(sys.executable).with_name("muster")
 RANK_PROGRAM = Path(__file__).with_name("demo_rank.py")
+LOCAL_RUN = "demo-local"
+LOCAL_STEPS = 200
+LOCAL_PROGRAM = Path(__file__).with_name("demo_local_rank.py")
 CONF = "join_timeout=60,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2"
 
 
@@ -110,17 +117,29 @@ class Node:
         endpoint: the coordinator's.
         folder: where the checkpoints and logs go.
         reports: where what its ranks tell goes.
+        run: the job.
+        per_node: its ranks.
+        program: what a rank runs, with its arguments.
     """
 
-    def __init__(self, number: int, endpoint: str, folder: Path, reports: "queue.Queue[Report]") -> None:
+    def __init__(
+        self,
+        number: int,
+        endpoint: str,
+        folder: Path,
+        reports: "queue.Queue[Report]",
+        run: str,
+        per_node: int,
+        program: list[str],
+    ) -> None:
         self._log = (folder / f"node-{number}.log").open("wb")
         self._reports = reports
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster"),
-                *(f"--rdzv-endpoint={endpoint}", f"--rdzv-id={RUN}", f"--rdzv-conf={CONF}"),
-                *(f"--nnodes={NODES}", f"--nproc-per-node={PER_NODE}", "--max-restarts=3"),
-                *("--local-addr=127.0.0.1", str(RANK_PROGRAM), str(folder), str(STEPS)),
+                *(f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run}", f"--rdzv-conf={CONF}"),
+                *(f"--nnodes={NODES}", f"--nproc-per-node={per_node}", "--max-restarts=3"),
+                *("--local-addr=127.0.0.1", *program),
             ],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -135,13 +154,13 @@ class Node:
             with suppress(json.JSONDecodeError):
                 self._reports.put(Report(self, **json.loads(line)))
 
-    def kill(self, ranks: list[int]) -> None:
-        """SIGKILL the agent and its ranks, as when the machine dies.
+    def kill(self, others: list[int]) -> None:
+        """SIGKILL the agent and its other processes, as when the machine dies.
 
         Args:
-            ranks: their process ids.
+            others: the process ids of its ranks, and of its keeper.
         """
-        for pid in (self.process.pid, *ranks):
+        for pid in (self.process.pid, *others):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -227,7 +246,15 @@ class Demo:
         return f"--endpoint={self._coordinator.endpoint}"
 
     def _add_node(self) -> None:
-        node = Node(len(self._nodes), self._coordinator.endpoint, self._folder, self._audience.reports)
+        node = Node(
+            len(self._nodes),
+            self._coordinator.endpoint,
+            self._folder,
+            self._audience.reports,
+            RUN,
+            PER_NODE,
+            [str(RANK_PROGRAM), str(self._folder), str(STEPS)],
+        )
         self._nodes.append(node)
 
     def kill_a_child(self) -> None:
@@ -370,6 +397,80 @@ class Demo:
                 node.stop()
 
 
+class LocalDemo:
+    """Chapter 7: a job whose checkpoints are on its nodes."""
+
+    def __init__(self, coordinator: Coordinator, folder: Path) -> None:
+        self._coordinator = coordinator
+        self._folder = folder
+        self._audience = Audience()
+        self._nodes: list[Node] = []
+
+    def _disk(self, number: int) -> Path:
+        return self._folder / f"disk-of-node-{number}"
+
+    def _add_node(self) -> None:
+        number = len(self._nodes)
+        rank = [str(LOCAL_PROGRAM), str(self._folder), str(LOCAL_STEPS), str(self._disk(number))]
+        endpoint, reports = self._coordinator.endpoint, self._audience.reports
+        self._nodes.append(Node(number, endpoint, self._folder, reports, LOCAL_RUN, 1, rank))
+
+    def lose_a_node_with_its_disk(self) -> None:
+        """All of chapter 7."""
+        headline(f"another job keeps its checkpoints on the disks of its {NODES} nodes, with one copy each")
+        for _ in range(NODES):
+            self._add_node()
+        step = demo_local_rank.PAUSE
+        saved = self._audience.wait_for("committed", 0, NODES, step)
+        self._wait_for_copies(step)
+        endpoint = f"--endpoint={self._coordinator.endpoint}"
+        show("get", "checkpoints", LOCAL_RUN, endpoint)
+        victim = saved[1].node
+        number = self._nodes.index(victim)
+        disk, shared = self._disk(number), self._folder / "checkpoints"
+        headline(
+            f"a node is killed, its disk is wiped, and shared storage is gone (step {step} was not there yet)"
+        )
+        (keeper,) = disk.glob("*/keeper.json")
+        victim.kill([saved[1].pid, json.loads(keeper.read_text())["pid"]])
+        shutil.rmtree(disk)
+        shared.rename(self._folder / "unreachable")
+        demo_local_rank.go(self._folder).touch()
+        lost = time.monotonic()
+        self._add_node()
+        resumed = self._audience.wait_for("resumed", 1, NODES)
+        if {one.step for one in resumed} != {step}:
+            sys.exit(f"the ranks resumed from steps {[one.step for one in resumed]}, not {step}")
+        say(f"   a fresh node took its place, and all ranks resumed from step {step} after")
+        say(
+            f"   {time.monotonic() - lost:.1f} s, from their own disks and a peer's: there is no shared storage to read"
+        )
+        (self._folder / "unreachable").rename(shared)
+        self._audience.wait_for("done", 1, NODES)
+        if any(node.end() != 0 for node in self._nodes if node is not victim):
+            sys.exit(f"a node failed; the logs are in {self._folder}")
+        say(f"   training finished at step {LOCAL_STEPS}")
+
+    def _wait_for_copies(self, step: int) -> None:
+        command = [str(MUSTER), "get", "checkpoints", LOCAL_RUN, "-o", "json"]
+        command.append(f"--endpoint={self._coordinator.endpoint}")
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            for one in json.loads(shown).get("checkpoints", []):
+                is_copied = one["level"] != "DURABILITY_LEVEL_LOCAL"
+                if int(one["checkpoint"]["step"]) == step and is_copied:
+                    return
+            time.sleep(0.1)
+        sys.exit(f"step {step} has no copies after {PATIENCE:.0f} s")
+
+    def stop(self) -> None:
+        """Stop what still runs."""
+        for node in self._nodes:
+            if node.process.poll() is None:
+                node.stop()
+
+
 def main() -> None:
     """Show everything, in a folder that is removed at the end."""
     started = time.monotonic()
@@ -379,13 +480,17 @@ def main() -> None:
         headline("a coordinator starts, with its state in SQLite")
         coordinator.start()
         demo = Demo(coordinator, folder)
+        (folder / "local").mkdir()
+        local = LocalDemo(coordinator, folder / "local")
         try:
             demo.kill_a_child()
             demo.kill_a_node()
             demo.replace_the_node()
             demo.kill_the_coordinator()
+            local.lose_a_node_with_its_disk()
         finally:
             demo.stop()
+            local.stop()
             coordinator.stop()
     say(
         f"""
@@ -400,7 +505,9 @@ What you saw, in {time.monotonic() - started:.0f} s:
  - A killed node was named to every other rank, with host and pid, without waiting for a timeout. A new node
    took its place, and training resumed from the last checkpoint that was committed.
  - A coordinator killed while ranks waited lost nothing and stopped nobody: training went on, the
-   coordinator came back, and the checkpoint was committed."""
+   coordinator came back, and the checkpoint was committed.
+ - A job with its checkpoints on its own nodes lost a node with its disk, and shared storage: the coordinator
+   decided what to resume from, a fresh node got its part from a peer, and every byte was verified."""
     )
 
 

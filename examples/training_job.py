@@ -8,8 +8,8 @@ started again goes on from the last checkpoint that was committed. Start it on e
     torchrun --rdzv-backend=muster --rdzv-endpoint=HOST:7550 --rdzv-id=job1 --nnodes=4 \
         examples/training_job.py FOLDER
 
-With ``--local /nvme/muster`` its checkpoints are kept on the nodes' own disks, with copies on other nodes, and
-each fourth goes to the folder, too.
+With ``--local /nvme/muster`` its checkpoints are kept on the nodes' own disks, with copies on other nodes.
+Each fourth goes to the folder, too.
 """
 
 import argparse

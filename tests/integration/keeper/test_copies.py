@@ -102,7 +102,7 @@ def test_killed_keeper_holds_after_its_restart_what_it_has_verified_again(nodes:
     service.orders.clear()
     b.start()
     service.connected(old)
-    assert service.held(b.id, made) == [0]  # In the request that opened the stream.
+    assert service.held(b.id, made) == [0]
     assert b.id == old
 
 

@@ -27,6 +27,7 @@ class FakeKeeper:
         self.attachment = request.attachment
         self.holdings: Holdings = {_key(one.attempt): one for one in request.holdings}
         self.disk = request.disk
+        self.is_complete = request.is_complete
         self.outbox: queue.SimpleQueue[pb.KeepResponse | None] = queue.SimpleQueue()
 
 
@@ -101,6 +102,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
                 keeper.attachment = request.attachment
             if request.HasField("disk"):
                 keeper.disk = request.disk
+            keeper.is_complete = keeper.is_complete or request.is_complete
             keeper.holdings |= {_key(one.attempt): one for one in request.holdings}
         self._push_peers()
         return pb.ReportResponse()
@@ -132,8 +134,11 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         return pb.Location(url=self.url(keeper_id), ranks=ranks)
 
     def connected(self, *keeper_ids: str) -> None:
-        """Wait until the streams of these keepers are open."""
-        until(lambda: set(keeper_ids) <= set(self.keepers), "the keepers do not connect")
+        """Wait until these keepers have connected, and verified all that they have."""
+        until(
+            lambda: all(one in self.keepers and self.keepers[one].is_complete for one in keeper_ids),
+            "the keepers do not connect",
+        )
 
     def gone(self, keeper_id: str) -> None:
         """Wait until the stream of a killed keeper has ended."""

@@ -57,7 +57,8 @@ class LocalTier:
         keep_persisted: int,
         timeout: float,
     ) -> None:
-        if isinstance(barrier, LocalBarrier):
+        given: object = barrier
+        if isinstance(given, LocalBarrier):
             raise MusterError(
                 "local= needs a coordinator, which decides what to resume from, and this job of one process "
                 "has none. Set MUSTER_ENDPOINT, or leave local= out."

@@ -8,8 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.committed import Committed, SaveAttempt
+from muster.checkpoint.manifest import ManifestReference
 from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError
 from muster.worker.saves import Checkpointer, CorruptCheckpointError
 from muster.worker.saves.local import coordinator, keeper_client, recovery, room

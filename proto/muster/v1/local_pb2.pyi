@@ -264,10 +264,13 @@ class KeepRequest(google.protobuf.message.Message):
     HOLDINGS_FIELD_NUMBER: builtins.int
     DISK_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    IS_COMPLETE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     protocol_version: builtins.int
     """The version of this protocol that the keeper speaks, as in Hello."""
+    is_complete: builtins.bool
+    """Whether all that is in its folder has been verified, and is among the holdings if it is whole."""
     @property
     def keeper(self) -> global___Keeper:
         """The keeper."""
@@ -293,9 +296,10 @@ class KeepRequest(google.protobuf.message.Message):
         holdings: collections.abc.Iterable[global___Holding] | None = ...,
         disk: global___Disk | None = ...,
         protocol_version: builtins.int = ...,
+        is_complete: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "keeper", b"keeper"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "keeper", b"keeper", "protocol_version", b"protocol_version", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper", b"keeper", "protocol_version", b"protocol_version", "run_id", b"run_id"]) -> None: ...
 
 global___KeepRequest = KeepRequest
 
@@ -438,7 +442,9 @@ class Order(google.protobuf.message.Message):
 
     @property
     def sources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Location]:
-        """Where the parts are that this keeper may need, this keeper not among them."""
+        """Where the parts are that this keeper or its ranks may need, this keeper not among them. A location without ranks
+        has the manifest and torch's metadata alone.
+        """
 
     @property
     def persist(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -470,10 +476,13 @@ class ReportRequest(google.protobuf.message.Message):
     ATTACHMENT_FIELD_NUMBER: builtins.int
     HOLDINGS_FIELD_NUMBER: builtins.int
     DISK_FIELD_NUMBER: builtins.int
+    IS_COMPLETE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     keeper_id: builtins.str
     """The id of the keeper, whose stream must be open."""
+    is_complete: builtins.bool
+    """As in KeepRequest."""
     @property
     def attachment(self) -> global___Attachment:
         """The ranks that it keeps for; unset: as before."""
@@ -494,9 +503,10 @@ class ReportRequest(google.protobuf.message.Message):
         attachment: global___Attachment | None = ...,
         holdings: collections.abc.Iterable[global___Holding] | None = ...,
         disk: global___Disk | None = ...,
+        is_complete: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "keeper_id", b"keeper_id", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper_id", b"keeper_id", "run_id", b"run_id"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 

@@ -24,45 +24,50 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
+from muster.v1 import local_pb2 as muster_dot_v1_dot_local__pb2
 from muster.v1 import rendezvous_pb2 as muster_dot_v1_dot_rendezvous__pb2
 from muster.v1 import run_pb2 as muster_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/state.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\x1a\x1amuster/v1/rendezvous.proto\x1a\x13muster/v1/run.proto\"\xd5\x01\n\tRunRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x11.muster.v1.Closed\x12-\n\tactive_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12#\n\x07stopped\x18\x05 \x01(\x0b\x32\x12.muster.v1.Stopped\x12-\n\revicted_nodes\x18\x06 \x03(\x0b\x32\x16.muster.v1.EvictedNode\"@\n\x0b\x45victedNode\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x12\n\x05round\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_round\"S\n\x0e\x45victionRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0f\n\x07ordinal\x18\x04 \x01(\x04\"\x83\x01\n\x0bRoundRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x12\n\nworld_size\x18\x03 \x01(\x05\x12\x30\n\x0c\x63ompleted_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07join_us\x18\x05 \x01(\x04\"\xdd\x01\n\x11ParticipantRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04node\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Node\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x11\n\tmin_nodes\x18\x05 \x01(\x05\x12\x11\n\tmax_nodes\x18\x06 \x01(\x05\x12\x17\n\x0fjoin_timeout_ms\x18\x07 \x01(\x04\x12\x1c\n\x14last_call_timeout_ms\x18\x08 \x01(\x04\x12\x1d\n\x15keep_alive_timeout_ms\x18\t \x01(\x04\"<\n\x0eStoreKeyRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\xa7\x01\n\x14StoreOperationRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\rnumber_answer\x18\x04 \x01(\x03H\x00\x12\x16\n\x0cvalue_answer\x18\x05 \x01(\x0cH\x00\x12\x15\n\x0b\x66lag_answer\x18\x06 \x01(\x08H\x00\x12\r\n\x05order\x18\x07 \x01(\x04\x42\x08\n\x06\x61nswer\"\xa7\x01\n\nSaveRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04save\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Save\x12\x16\n\x0esince_sequence\x18\x03 \x01(\x04\x12)\n\x07notices\x18\x04 \x03(\x0b\x32\x18.muster.v1.HandledNotice\x12\'\n\x07\x63overed\x18\x05 \x01(\x0b\x32\x16.muster.v1.CoveredSave\"W\n\x0b\x43overedSave\x12\n\n\x02\x62y\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12,\n\x08\x64\x65\x61\x64line\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"+\n\rHandledNotice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x9b\x01\n\x11\x43heckpointsRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12%\n\x06newest\x18\x02 \x01(\x0b\x32\x15.muster.v1.Checkpoint\x12\x11\n\tcommitted\x18\x03 \x01(\x04\x12\x13\n\x0binterval_ms\x18\x04 \x03(\x04\x12\'\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x15.muster.v1.FailedSave\"Y\n\x0bGroupRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x04\"\xb6\x02\n\rSpeakerRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x16\n\x0estart_sequence\x18\x08 \x01(\x04\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x14\n\x0cparticipants\x18\n \x03(\x05\x12%\n\x05state\x18\x0b \x01(\x0e\x32\x16.muster.v1.MemberState\x12\x11\n\x04life\x18\x0c \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05shape\x18\r \x01(\r\x12\x0f\n\x07lineage\x18\x0e \x01(\x04\x12\x11\n\tnode_name\x18\x0f \x01(\tB\x07\n\x05_life\"g\n\x0bShapeRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\x14\n\x0cparticipants\x18\x05 \x03(\x05\"a\n\rReplicaRecord\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstarted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/state.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\x1a\x15muster/v1/local.proto\x1a\x1amuster/v1/rendezvous.proto\x1a\x13muster/v1/run.proto\"\xd5\x01\n\tRunRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12!\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x11.muster.v1.Closed\x12-\n\tactive_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12#\n\x07stopped\x18\x05 \x01(\x0b\x32\x12.muster.v1.Stopped\x12-\n\revicted_nodes\x18\x06 \x03(\x0b\x32\x16.muster.v1.EvictedNode\"@\n\x0b\x45victedNode\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x12\n\x05round\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_round\"S\n\x0e\x45victionRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0f\n\x07ordinal\x18\x04 \x01(\x04\"\x83\x01\n\x0bRoundRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x12\n\nworld_size\x18\x03 \x01(\x05\x12\x30\n\x0c\x63ompleted_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07join_us\x18\x05 \x01(\x04\"\xdd\x01\n\x11ParticipantRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04node\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Node\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x11\n\tmin_nodes\x18\x05 \x01(\x05\x12\x11\n\tmax_nodes\x18\x06 \x01(\x05\x12\x17\n\x0fjoin_timeout_ms\x18\x07 \x01(\x04\x12\x1c\n\x14last_call_timeout_ms\x18\x08 \x01(\x04\x12\x1d\n\x15keep_alive_timeout_ms\x18\t \x01(\x04\"<\n\x0eStoreKeyRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\xa7\x01\n\x14StoreOperationRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\rnumber_answer\x18\x04 \x01(\x03H\x00\x12\x16\n\x0cvalue_answer\x18\x05 \x01(\x0cH\x00\x12\x15\n\x0b\x66lag_answer\x18\x06 \x01(\x08H\x00\x12\r\n\x05order\x18\x07 \x01(\x04\x42\x08\n\x06\x61nswer\"\xa7\x01\n\nSaveRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04save\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Save\x12\x16\n\x0esince_sequence\x18\x03 \x01(\x04\x12)\n\x07notices\x18\x04 \x03(\x0b\x32\x18.muster.v1.HandledNotice\x12\'\n\x07\x63overed\x18\x05 \x01(\x0b\x32\x16.muster.v1.CoveredSave\"W\n\x0b\x43overedSave\x12\n\n\x02\x62y\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12,\n\x08\x64\x65\x61\x64line\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"+\n\rHandledNotice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x9b\x01\n\x11\x43heckpointsRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12%\n\x06newest\x18\x02 \x01(\x0b\x32\x15.muster.v1.Checkpoint\x12\x11\n\tcommitted\x18\x03 \x01(\x04\x12\x13\n\x0binterval_ms\x18\x04 \x03(\x04\x12\'\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x15.muster.v1.FailedSave\"Y\n\x0bGroupRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_sequence\x18\x04 \x01(\x04\"\xb6\x02\n\rSpeakerRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12\x16\n\x0estart_sequence\x18\x08 \x01(\x04\x12\x12\n\nworld_size\x18\t \x01(\x05\x12\x14\n\x0cparticipants\x18\n \x03(\x05\x12%\n\x05state\x18\x0b \x01(\x0e\x32\x16.muster.v1.MemberState\x12\x11\n\x04life\x18\x0c \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05shape\x18\r \x01(\r\x12\x0f\n\x07lineage\x18\x0e \x01(\x04\x12\x11\n\tnode_name\x18\x0f \x01(\tB\x07\n\x05_life\"g\n\x0bShapeRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\x14\n\x0cparticipants\x18\x05 \x03(\x05\"a\n\rReplicaRecord\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12.\n\nstarted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd8\x01\n\x15LocalCheckpointRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12.\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12)\n\x05level\x18\x03 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12\x11\n\tkeeper_id\x18\x04 \x01(\t\x12+\n\x07made_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cpersisted_as\x18\x06 \x01(\t\"\xb1\x01\n\x0eRecoveryRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12#\n\x07\x61ttempt\x18\x05 \x01(\x0b\x32\x12.muster.v1.Attempt\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\"\n\x06newest\x18\x07 \x01(\x0b\x32\x12.muster.v1.Attemptb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNRECORD']._serialized_start=143
-  _globals['_RUNRECORD']._serialized_end=356
-  _globals['_EVICTEDNODE']._serialized_start=358
-  _globals['_EVICTEDNODE']._serialized_end=422
-  _globals['_EVICTIONRECORD']._serialized_start=424
-  _globals['_EVICTIONRECORD']._serialized_end=507
-  _globals['_ROUNDRECORD']._serialized_start=510
-  _globals['_ROUNDRECORD']._serialized_end=641
-  _globals['_PARTICIPANTRECORD']._serialized_start=644
-  _globals['_PARTICIPANTRECORD']._serialized_end=865
-  _globals['_STOREKEYRECORD']._serialized_start=867
-  _globals['_STOREKEYRECORD']._serialized_end=927
-  _globals['_STOREOPERATIONRECORD']._serialized_start=930
-  _globals['_STOREOPERATIONRECORD']._serialized_end=1097
-  _globals['_SAVERECORD']._serialized_start=1100
-  _globals['_SAVERECORD']._serialized_end=1267
-  _globals['_COVEREDSAVE']._serialized_start=1269
-  _globals['_COVEREDSAVE']._serialized_end=1356
-  _globals['_HANDLEDNOTICE']._serialized_start=1358
-  _globals['_HANDLEDNOTICE']._serialized_end=1401
-  _globals['_CHECKPOINTSRECORD']._serialized_start=1404
-  _globals['_CHECKPOINTSRECORD']._serialized_end=1559
-  _globals['_GROUPRECORD']._serialized_start=1561
-  _globals['_GROUPRECORD']._serialized_end=1650
-  _globals['_SPEAKERRECORD']._serialized_start=1653
-  _globals['_SPEAKERRECORD']._serialized_end=1963
-  _globals['_SHAPERECORD']._serialized_start=1965
-  _globals['_SHAPERECORD']._serialized_end=2068
-  _globals['_REPLICARECORD']._serialized_start=2070
-  _globals['_REPLICARECORD']._serialized_end=2167
+  _globals['_RUNRECORD']._serialized_start=166
+  _globals['_RUNRECORD']._serialized_end=379
+  _globals['_EVICTEDNODE']._serialized_start=381
+  _globals['_EVICTEDNODE']._serialized_end=445
+  _globals['_EVICTIONRECORD']._serialized_start=447
+  _globals['_EVICTIONRECORD']._serialized_end=530
+  _globals['_ROUNDRECORD']._serialized_start=533
+  _globals['_ROUNDRECORD']._serialized_end=664
+  _globals['_PARTICIPANTRECORD']._serialized_start=667
+  _globals['_PARTICIPANTRECORD']._serialized_end=888
+  _globals['_STOREKEYRECORD']._serialized_start=890
+  _globals['_STOREKEYRECORD']._serialized_end=950
+  _globals['_STOREOPERATIONRECORD']._serialized_start=953
+  _globals['_STOREOPERATIONRECORD']._serialized_end=1120
+  _globals['_SAVERECORD']._serialized_start=1123
+  _globals['_SAVERECORD']._serialized_end=1290
+  _globals['_COVEREDSAVE']._serialized_start=1292
+  _globals['_COVEREDSAVE']._serialized_end=1379
+  _globals['_HANDLEDNOTICE']._serialized_start=1381
+  _globals['_HANDLEDNOTICE']._serialized_end=1424
+  _globals['_CHECKPOINTSRECORD']._serialized_start=1427
+  _globals['_CHECKPOINTSRECORD']._serialized_end=1582
+  _globals['_GROUPRECORD']._serialized_start=1584
+  _globals['_GROUPRECORD']._serialized_end=1673
+  _globals['_SPEAKERRECORD']._serialized_start=1676
+  _globals['_SPEAKERRECORD']._serialized_end=1986
+  _globals['_SHAPERECORD']._serialized_start=1988
+  _globals['_SHAPERECORD']._serialized_end=2091
+  _globals['_REPLICARECORD']._serialized_start=2093
+  _globals['_REPLICARECORD']._serialized_end=2190
+  _globals['_LOCALCHECKPOINTRECORD']._serialized_start=2193
+  _globals['_LOCALCHECKPOINTRECORD']._serialized_end=2409
+  _globals['_RECOVERYRECORD']._serialized_start=2412
+  _globals['_RECOVERYRECORD']._serialized_end=2589
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import muster.v1.common_pb2
+import muster.v1.local_pb2
 import muster.v1.rendezvous_pb2
 import muster.v1.run_pb2
 import typing
@@ -592,3 +593,93 @@ class ReplicaRecord(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["address", b"address", "started_at", b"started_at", "version", b"version"]) -> None: ...
 
 global___ReplicaRecord = ReplicaRecord
+
+@typing.final
+class LocalCheckpointRecord(google.protobuf.message.Message):
+    """LocalCheckpointRecord is a local checkpoint of a run, and how safe it is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    KEEPER_ID_FIELD_NUMBER: builtins.int
+    MADE_AT_FIELD_NUMBER: builtins.int
+    PERSISTED_AS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    level: muster.v1.local_pb2.DurabilityLevel.ValueType
+    """Its level."""
+    keeper_id: builtins.str
+    """The id of the keeper that had the manifest first."""
+    persisted_as: builtins.str
+    """Where it is in shared storage; empty: it is not."""
+    @property
+    def checkpoint(self) -> muster.v1.local_pb2.LocalCheckpoint:
+        """The checkpoint."""
+
+    @property
+    def made_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        checkpoint: muster.v1.local_pb2.LocalCheckpoint | None = ...,
+        level: muster.v1.local_pb2.DurabilityLevel.ValueType = ...,
+        keeper_id: builtins.str = ...,
+        made_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        persisted_as: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "made_at", b"made_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "keeper_id", b"keeper_id", "level", b"level", "made_at", b"made_at", "persisted_as", b"persisted_as", "run_id", b"run_id"]) -> None: ...
+
+global___LocalCheckpointRecord = LocalCheckpointRecord
+
+@typing.final
+class RecoveryRecord(google.protobuf.message.Message):
+    """RecoveryRecord is the last decision on what the ranks of a run resume from."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    generation: builtins.int
+    """The generation of the ranks."""
+    number: builtins.int
+    """The number of the decision in the generation."""
+    world_size: builtins.int
+    """The number of ranks."""
+    reason: builtins.str
+    """The reason, for people."""
+    @property
+    def attempt(self) -> muster.v1.local_pb2.Attempt:
+        """The attempt that made the checkpoint; unset: they resume from shared storage."""
+
+    @property
+    def newest(self) -> muster.v1.local_pb2.Attempt:
+        """The newest attempt until then; unset: there was none."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        number: builtins.int = ...,
+        world_size: builtins.int = ...,
+        attempt: muster.v1.local_pb2.Attempt | None = ...,
+        reason: builtins.str = ...,
+        newest: muster.v1.local_pb2.Attempt | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["attempt", b"attempt", "newest", b"newest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "generation", b"generation", "newest", b"newest", "number", b"number", "reason", b"reason", "run_id", b"run_id", "world_size", b"world_size"]) -> None: ...
+
+global___RecoveryRecord = RecoveryRecord

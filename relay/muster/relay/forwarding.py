@@ -27,7 +27,11 @@ from muster.serving.options import READ_TIMEOUT
 from muster.serving.writes import Writes
 from muster.v1 import store_pb2
 
-REPEATED = ("/muster.v1.StoreService/", "/muster.v1.RendezvousService/")
+REPEATED = (
+    "/muster.v1.StoreService/",
+    "/muster.v1.RendezvousService/",
+    "/muster.v1.LocalCheckpointService/",
+)
 """Calls that may be sent again although the coordinator may have carried them out."""
 CHANGES: dict[str, type[Message]] = {
     f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)

@@ -30,9 +30,9 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.elapsed import RECONNECT_GRACE
 from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.vocabulary.effects import NO_RANKS, Effects, Message, Notice, ProbeRequest
-from muster.service.core.vocabulary.events import Event, SessionId, Tick
+from muster.service.core.vocabulary.events import Event, Tick
 from muster.service.core.vocabulary.limits import Limits
-from muster.service.core.vocabulary.model import Decision, Instant
+from muster.service.core.vocabulary.model import Decision, Instant, SessionId
 from muster.service.core.vocabulary.records import RoundRecord, StoredRecord
 from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.draining import DRAINING

@@ -10,6 +10,8 @@ from muster.service.core.barriers import observations
 from muster.service.core.barriers.group import Group
 from muster.service.core.barriers.refusals import not_joined
 from muster.service.core.checks import Checks, invalid
+from muster.service.core.local.tier import LocalTier
+from muster.service.core.local_requests import LocalRequests
 from muster.service.core.membership.process import Process
 from muster.service.core.node_eviction import evict_node
 from muster.service.core.registry import Registry
@@ -32,12 +34,10 @@ from muster.service.core.vocabulary.effects import (
     Effects,
     Evicted,
     GroupJoined,
-    NodeDrained,
     NodeLeft,
     Refused,
     RunClosed,
     RunForgotten,
-    SaveRequested,
 )
 from muster.service.core.vocabulary.events import (
     Abort,
@@ -60,13 +60,13 @@ from muster.service.core.vocabulary.events import (
     Part,
     ProbeResults,
     RequestSave,
-    SessionId,
     Stepped,
     StoreRequest,
     Tick,
 )
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import Instant, MemberState
+from muster.service.core.vocabulary.local import CommitLocal, ConnectKeeper, Recover, ReportKeeper
+from muster.service.core.vocabulary.model import Instant, MemberState, SessionId
 from muster.service.core.vocabulary.operations import Change, Waiting
 from muster.service.core.vocabulary.records import Record
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
@@ -102,7 +102,7 @@ class Coordinator:
         """Open streams of nodes, each with the run and node that it belongs to."""
         self._waiting: dict[SessionId, Store] = {}
         """Calls that wait for keys, each with its store."""
-        self._timers: Timers[Group | Process | Rendezvous | Saving | Waiter] = Timers()
+        self._timers: Timers[Group | Process | Rendezvous | Saving | Waiter | LocalTier] = Timers()
         self.stored = ByteTotal()
         """Bytes in the stores of all runs."""
         self.gathered = ByteTotal()
@@ -123,6 +123,7 @@ class Coordinator:
             epoch,
             self.node_streams,
         )
+        self._local = LocalRequests(self._registry, self.reaper, self._checks, self.limits, self.sessions)
 
     # ------------------------------------------------------------------ driving
 
@@ -165,7 +166,9 @@ class Coordinator:
             case Forget():
                 self._forget(event, now, effects)
             case RequestSave() | CancelSave() | DrainNode():
-                self._save(event, now, effects)
+                self._save_requests.handle(event, now, effects)
+            case ConnectKeeper() | ReportKeeper() | CommitLocal() | Recover():
+                self._local.handle(event, now, effects)
             case StoreRequest():
                 self._store(event, now, effects)
             case Stepped():
@@ -220,6 +223,7 @@ class Coordinator:
         if store is not None:
             store.forget(event.session)
             self.reaper.mark_used(self.runs.get(store.run_id), now, effects)
+        self._local.disconnected(event.session, now, effects)
         self.sessions.disconnected(event, now, effects)
 
     def _tick(self, now: Instant, effects: Effects) -> None:
@@ -233,7 +237,7 @@ class Coordinator:
                 self.reaper.review_in_time(self.runs.get(item.run_id))
             elif isinstance(item, Waiter):
                 item.store.on_time(item, effects)
-            elif isinstance(item, Saving):
+            elif isinstance(item, Saving | LocalTier):
                 item.on_time(now, effects)
             elif (run := self._process_on_time(item, now, effects)) is not None:
                 runs[run.run_id] = run
@@ -425,20 +429,6 @@ class Coordinator:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
 
-    def _save(self, event: RequestSave | CancelSave | DrainNode, now: Instant, effects: Effects) -> None:
-        answer: SaveRequested | NodeDrained | Refused
-        try:
-            match event:
-                case RequestSave():
-                    answer = self._save_requests.request(event, now, effects)
-                case CancelSave():
-                    answer = self._save_requests.withdraw(event, now, effects)
-                case DrainNode():
-                    answer = self._save_requests.drain(event, now, effects)
-        except Refusal as refusal:
-            answer = Refused(refusal)
-        effects.send(event.session, answer)
-
     def _forget(self, event: Forget, now: Instant, effects: Effects) -> None:
         try:
             run = self.run(event.run_id)
@@ -449,7 +439,7 @@ class Coordinator:
             return
         streams = self.sessions.end_all(run.run_id)
         streams += [session for session, (its, _) in self.node_streams.items() if its is run]
-        streams += run.store.waiters
+        streams += [*run.store.waiters, *self._local.forget(run.local)]
         for session in streams:
             self.node_streams.pop(session, None)
             self._waiting.pop(session, None)

@@ -1,6 +1,7 @@
 """Which runs are known, and how a run is created. ``retention/reaper.py`` removes them."""
 
 from muster.service.core.barriers.group import Group
+from muster.service.core.local.tier import LocalTier
 from muster.service.core.membership.process import Process
 from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.retention.reaper import RunReaper
@@ -31,7 +32,7 @@ class Registry:
         self,
         runs: dict[str, Run],
         limits: Limits,
-        timers: Timers[Group | Process | Rendezvous | Saving | Waiter],
+        timers: Timers[Group | Process | Rendezvous | Saving | Waiter | LocalTier],
         stored: ByteTotal,
         gathered: ByteTotal,
         reaper: RunReaper,

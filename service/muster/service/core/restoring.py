@@ -8,6 +8,7 @@ from muster.service.core.membership.process import Process
 from muster.service.core.registry import Registry
 from muster.service.core.retention.retention import Retention
 from muster.service.core.run import Run
+from muster.service.core.vocabulary.local import LocalCheckpointRecord, RecoveryRecord
 from muster.service.core.vocabulary.model import Decision, Instant, MemberState
 from muster.service.core.vocabulary.records import (
     CheckpointsRecord,
@@ -69,6 +70,10 @@ def restore_runs(
         runs[save.run_id].saving.restore(save, now)
     for checkpoints in records.of(CheckpointsRecord):
         runs[checkpoints.run_id].checkpoints.restore(checkpoints)
+    for local in records.of(LocalCheckpointRecord):
+        runs[local.run_id].local.restore(local, now)
+    for recovery in records.of(RecoveryRecord):
+        runs[recovery.run_id].local.restore_recovery(recovery)
     for shape in records.of(ShapeRecord):
         runs[shape.run_id].groups[shape.prefix].restore_shape(shape)
     for owner in records.of(RankOwnerRecord):

@@ -4,6 +4,7 @@ import math
 
 from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.group import Group
+from muster.service.core.local.tier import LocalTier
 from muster.service.core.membership import refusals
 from muster.service.core.membership.process import SUCCESSION_WINDOW, VERBS, Process, audience
 from muster.service.core.membership.roster import Roster
@@ -21,10 +22,9 @@ from muster.service.core.vocabulary.events import (
     CloseRun,
     JoinRendezvous,
     ProcessInfo,
-    SessionId,
 )
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, Shape
+from muster.service.core.vocabulary.model import Closed, Decision, Instant, MemberState, SessionId, Shape
 from muster.service.core.vocabulary.records import EvictionRecord, RunRecord
 from muster.service.core.vocabulary.refusal import limit_exceeded
 
@@ -46,7 +46,7 @@ class Run:
         self,
         run_id: str,
         limits: Limits,
-        timers: Timers[Group | Process | Rendezvous | Saving | Waiter],
+        timers: Timers[Group | Process | Rendezvous | Saving | Waiter | LocalTier],
         generation: int,
         active: Instant,
         stored: ByteTotal,
@@ -65,6 +65,7 @@ class Run:
         self.stopping = Stopping(run_id, self.roster, self.rendezvous)
         self.saving = Saving(run_id, self.groups, self.roster, timers)
         self.checkpoints = Checkpoints(run_id)
+        self.local = LocalTier(run_id, timers)
         self.evictions: dict[int, EvictionRecord] = {}
         """By rank. An eviction of an older generation no longer counts."""
         self.store = Store(run_id, limits, timers, stored)
@@ -111,6 +112,7 @@ class Run:
         return bool(
             len(self.rendezvous)
             or self.store.waiters
+            or self.local.in_use
             or not self.roster.deserted
             or any(group.open is not None and group.open.arrivals for group in self.groups.values())
         )
@@ -120,6 +122,7 @@ class Run:
         self.store.end()
         self._timers.disarm(self.rendezvous)
         self._timers.disarm(self.saving)
+        self.local.end()
         for group in self.groups.values():
             group.end()
         for process in self.roster:

@@ -9,9 +9,10 @@ from muster.service.core.registry import Registry
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
 from muster.service.core.saves.notices import key_on_node
-from muster.service.core.vocabulary.effects import DrainedRun, Effects, NodeDrained, SaveRequested
+from muster.service.core.vocabulary.effects import DrainedRun, Effects, NodeDrained, Refused, SaveRequested
 from muster.service.core.vocabulary.events import CancelSave, DrainNode, RequestSave
 from muster.service.core.vocabulary.model import Instant, Save
+from muster.service.core.vocabulary.refusal import Refusal
 
 
 class SaveRequests:
@@ -33,6 +34,21 @@ class SaveRequests:
     def serve(self, now: Instant, session_ttl: float) -> None:
         """Start to serve. Ranks of an earlier coordinator have the session TTL, in seconds, to come back."""
         self._complete_at = now.monotonic + session_ttl
+
+    def handle(self, event: RequestSave | CancelSave | DrainNode, now: Instant, effects: Effects) -> None:
+        """Carry out a request, or refuse it."""
+        answer: SaveRequested | NodeDrained | Refused
+        try:
+            match event:
+                case RequestSave():
+                    answer = self.request(event, now, effects)
+                case CancelSave():
+                    answer = self.withdraw(event, now, effects)
+                case DrainNode():
+                    answer = self.drain(event, now, effects)
+        except Refusal as refusal:
+            answer = Refused(refusal)
+        effects.send(event.session, answer)
 
     def request(self, event: RequestSave, now: Instant, effects: Effects) -> SaveRequested:
         """Ask all ranks of a run for a save.

@@ -24,11 +24,10 @@ from muster.service.core.vocabulary.events import (
     Hello,
     Part,
     ProcessInfo,
-    SessionId,
     Stepped,
 )
 from muster.service.core.vocabulary.limits import Limits
-from muster.service.core.vocabulary.model import Instant, Step
+from muster.service.core.vocabulary.model import Instant, SessionId, Step
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 from muster.service.core.vocabulary.report import ranges
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Effects, Refused
-from muster.service.core.vocabulary.events import SessionId
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.model import Instant
+from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.operations import (
     Add,
     Append,

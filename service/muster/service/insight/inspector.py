@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from muster.service.core.vocabulary.effects import NO_RANKS, Inspect, ProbeRequest, ProbeTarget
-from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, SessionId
+from muster.service.core.vocabulary.events import ProbeResult, ProbeResults
+from muster.service.core.vocabulary.model import SessionId
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver
 from muster.service.insight import words

@@ -22,7 +22,7 @@ from muster.service.core.vocabulary.effects import (
     Standing,
     Welcome,
 )
-from muster.service.core.vocabulary.model import Closed, Decision
+from muster.service.core.vocabulary.model import Closed, Decision, SessionId
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rank_lists import RANK_LISTS, split_join
 from muster.service.rpc import errors
@@ -49,7 +49,7 @@ STEPS_INTERVAL_MS = 5_000
 # ---------------------------------------------------------------------- in
 
 
-def parse_session_message(session: events.SessionId, data: bytes) -> events.Event | Inspected:
+def parse_session_message(session: SessionId, data: bytes) -> events.Event | Inspected:
     """Parse a worker's message: an event for the core, or an answer for the inspector.
 
     Raises:
@@ -116,7 +116,7 @@ def parse_session_message(session: events.SessionId, data: bytes) -> events.Even
     )
 
 
-def _large_join(session: events.SessionId, participants: bytes, rest: bytes) -> events.JoinGroup | None:
+def _large_join(session: SessionId, participants: bytes, rest: bytes) -> events.JoinGroup | None:
     """Parse a join whose list of participants may be cached; None: the list is in pieces."""
     join = session_pb2.JoinGroup.FromString(rest)
     if join.participants:
@@ -150,13 +150,13 @@ def check_count(field: str, values: Sized, most: int = MAX_ENTRIES) -> None:
         )
 
 
-def join_rendezvous(session: events.SessionId, request: rendezvous_pb2.JoinRequest) -> events.JoinRendezvous:
+def join_rendezvous(session: SessionId, request: rendezvous_pb2.JoinRequest) -> events.JoinRendezvous:
     """Parse a node's join.
 
     Raises:
         Refusal: PROTOCOL_VERSION: the node speaks another version.
     """
-    _check_version(request.protocol_version)
+    check_version(request.protocol_version)
     return events.JoinRendezvous(
         session,
         request.run_id,
@@ -168,7 +168,12 @@ def join_rendezvous(session: events.SessionId, request: rendezvous_pb2.JoinReque
     )
 
 
-def _check_version(given: int) -> None:
+def check_version(given: int) -> None:
+    """Check the version of the protocol that a caller speaks.
+
+    Raises:
+        Refusal: PROTOCOL_VERSION.
+    """
     if given != PROTOCOL_VERSION:
         raise Refusal(
             Reason.PROTOCOL_VERSION,
@@ -178,8 +183,8 @@ def _check_version(given: int) -> None:
         )
 
 
-def _hello(session: events.SessionId, hello: session_pb2.Hello) -> events.Hello:
-    _check_version(hello.protocol_version)
+def _hello(session: SessionId, hello: session_pb2.Hello) -> events.Hello:
+    check_version(hello.protocol_version)
     return events.Hello(session, hello.run_id, hello.generation, _processes(hello.processes), hello.relay)
 
 

@@ -19,6 +19,7 @@ from muster.service.rpc.servicers.barrier import BarrierServicer
 from muster.service.rpc.servicers.coordinator import CoordinatorServicer
 from muster.service.rpc.servicers.health import HealthServicer
 from muster.service.rpc.servicers.insight import InsightServicer
+from muster.service.rpc.servicers.local import LocalCheckpointServicer
 from muster.service.rpc.servicers.rendezvous import RendezvousServicer
 from muster.service.rpc.servicers.run import RunServicer
 from muster.service.rpc.servicers.session import SessionServicer
@@ -34,6 +35,8 @@ from muster.v1 import (
     coordinator_pb2_grpc,
     insight_pb2,
     insight_pb2_grpc,
+    local_pb2,
+    local_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -49,6 +52,7 @@ SERVICES = (
     rendezvous_pb2.DESCRIPTOR.services_by_name["RendezvousService"],
     run_pb2.DESCRIPTOR.services_by_name["RunService"],
     store_pb2.DESCRIPTOR.services_by_name["StoreService"],
+    local_pb2.DESCRIPTOR.services_by_name["LocalCheckpointService"],
     insight_pb2.DESCRIPTOR.services_by_name["InsightService"],
     coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"],
 )
@@ -87,6 +91,7 @@ class RpcServer:
     barriers: BarrierServicer
     rendezvous: RendezvousServicer
     stores: StoreServicer
+    local: LocalCheckpointServicer
 
     async def drain(self, grace: float) -> None:
         """Ask all clients to connect again, and stop.
@@ -99,6 +104,7 @@ class RpcServer:
         self.barriers.drain()
         self.rendezvous.drain()
         self.stores.drain()
+        self.local.drain()
         await self.server.stop(grace)
 
 
@@ -171,6 +177,8 @@ def build_server(
     barrier_pb2_grpc.add_BarrierServiceServicer_to_server(barriers, server)
     rendezvous = RendezvousServicer(driver, replicas=addresses, keepalive_ms=keepalive_ms)
     rendezvous_pb2_grpc.add_RendezvousServiceServicer_to_server(rendezvous, server)
+    local = LocalCheckpointServicer(driver, replicas=addresses, keepalive_ms=keepalive_ms)
+    local_pb2_grpc.add_LocalCheckpointServiceServicer_to_server(local, server)
     run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(driver, snapshots or Snapshots()), server)
     insight_pb2_grpc.add_InsightServiceServicer_to_server(InsightServicer(driver, inspector), server)
     store_pb2_grpc.add_StoreServiceServicer_to_server(stores, server)
@@ -181,4 +189,4 @@ def build_server(
     checks = HealthServicer(names)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection([*names, HEALTH.full_name, reflection.SERVICE_NAME], server)
-    return RpcServer(server, checks, sessions, barriers, rendezvous, stores)
+    return RpcServer(server, checks, sessions, barriers, rendezvous, stores, local)

@@ -73,6 +73,11 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.StoreService/ListKeys": WORKS,
     "/muster.v1.StoreService/NumKeys": WORKS,
     "/muster.v1.StoreService/Operate": Rule(role=Role.WORKER, holds="operation"),
+    "/muster.v1.LocalCheckpointService/Keep": WORKS,
+    "/muster.v1.LocalCheckpointService/Report": WORKS,
+    "/muster.v1.LocalCheckpointService/Commit": WORKS,
+    "/muster.v1.LocalCheckpointService/Recover": WORKS,
+    "/muster.v1.LocalCheckpointService/List": VIEWS,
     "/muster.v1.InsightService/Stacks": OPERATES,
     # A rank that must end asks all ranks to save. Only an operator may withdraw such a request.
     "/muster.v1.RunService/RequestSave": WORKS,

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError, Message
 
+from muster.service.core.vocabulary.local import (
+    Attempt,
+    ForgetLocalCheckpoint,
+    LocalCheckpointRecord,
+    RecoveryRecord,
+)
 from muster.service.core.vocabulary.model import CheckpointHistory, Decision, EvictedNode, MemberState, Shape
 from muster.service.core.vocabulary.operations import Changed, Done, Flag, Number, Value
 from muster.service.core.vocabulary.records import (
@@ -35,6 +41,7 @@ from muster.service.core.vocabulary.records import (
     StoreKeyRecord,
     StoreOperationRecord,
 )
+from muster.service.local_wire import record_from_pb, record_to_pb, recovery_from_pb, recovery_to_pb
 from muster.service.rank_lists import RANK_LISTS
 from muster.service.storage.engine import StorageError
 from muster.service.wire import (
@@ -64,7 +71,9 @@ KINDS = (
     "decision",
     "eviction",
     "group",
+    "local",
     "participant",
+    "recovery",
     "round",
     "save",
     "shape",
@@ -136,6 +145,12 @@ def key_of(record: StoredRecord | Forget) -> bytes:
             return _key("storekey", record.run_id, record.key)
         case StoreOperationRecord() | ForgetStoreOperation():
             return _key("storeop", record.run_id, record.client)
+        case LocalCheckpointRecord():
+            return _local_key(record.run_id, record.checkpoint.attempt)
+        case ForgetLocalCheckpoint():
+            return _local_key(record.run_id, record.attempt)
+        case RecoveryRecord():
+            return _key("recovery", record.run_id, "newest")
 
 
 def _value_of(record: StoredRecord | Forget) -> bytes | None:
@@ -190,6 +205,10 @@ def _value_of(record: StoredRecord | Forget) -> bytes | None:
             message = state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
         case StoreOperationRecord():
             message = _operation_to_pb(record)
+        case LocalCheckpointRecord():
+            message = record_to_pb(record)
+        case RecoveryRecord():
+            message = recovery_to_pb(record)
         case _:
             return None
     return message.SerializeToString()
@@ -264,12 +283,20 @@ def _decode(key: bytes, value: bytes) -> StoredRecord:
             return StoreKeyRecord(entry.run_id, entry.key, entry.value)
         case b"storeop":
             return _operation_from_pb(state_pb2.StoreOperationRecord.FromString(value))
+        case b"local":
+            return record_from_pb(state_pb2.LocalCheckpointRecord.FromString(value))
+        case b"recovery":
+            return recovery_from_pb(state_pb2.RecoveryRecord.FromString(value))
         case kind:
             raise ValueError(f"no record is called {kind!r}")
 
 
 def _key(*fields: str) -> bytes:
     return "\0".join(fields).encode()
+
+
+def _local_key(run_id: str, attempt: Attempt) -> bytes:
+    return _key("local", run_id, f"{attempt.generation:020}", f"{attempt.number:020}")
 
 
 def _speaker_to_pb(record: RankOwnerRecord) -> state_pb2.SpeakerRecord:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from muster.service.core.vocabulary.effects import Message, Refused
-from muster.service.core.vocabulary.events import Disconnected, Event, SessionId
+from muster.service.core.vocabulary.events import Disconnected, Event
+from muster.service.core.vocabulary.model import SessionId
 from muster.service.core.vocabulary.operations import Done, Number
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING

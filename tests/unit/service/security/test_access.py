@@ -57,6 +57,7 @@ def test_roles_are_those_of_the_documentation():
         "RunService/Members",
         "RunService/Watch",
         "BarrierService/Get",
+        "LocalCheckpointService/List",
         "BarrierService/List",
         "RendezvousService/Get",
         "CoordinatorService/Status",

@@ -10,7 +10,7 @@ END_OF_SAVE_SECONDS = 30.0
 
 @pytest.fixture
 def saves_end_with_their_test() -> Iterator[None]:
-    """Wait for the threads of this test's saves: one that votes later takes a number of the next test's barrier."""
+    """Wait for the threads of this test's saves: one that votes later votes in the next test."""
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from muster.service.core.membership.outage import Absence, Outage
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import NO_RANKS, Delivery, Effects
-from muster.service.core.vocabulary.events import SessionId
-from muster.service.core.vocabulary.model import Decision, MemberState, Observation, Step
+from muster.service.core.vocabulary.model import Decision, MemberState, Observation, SessionId, Step
 
 SUCCESSION_WINDOW = 60.0
 """Seconds in which a new process may take over the groups of a dead process of its rank. The time starts at

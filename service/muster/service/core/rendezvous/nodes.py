@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from muster.service.core.membership.outage import Absence, Outage
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.events import SessionId
-from muster.service.core.vocabulary.model import NodeInfo, NodeStanding, RendezvousSettings
+from muster.service.core.vocabulary.model import NodeInfo, NodeStanding, RendezvousSettings, SessionId
 
 TIMED_OUT = "timed out"
 """Why a node departed that got no round within its join timeout."""

@@ -29,8 +29,15 @@ from muster.service.core.vocabulary.effects import (
     RoundStopped,
     Standing,
 )
-from muster.service.core.vocabulary.events import Disconnected, JoinRendezvous, SessionId
-from muster.service.core.vocabulary.model import Closed, Instant, NodeStanding, RendezvousSettings, Stopped
+from muster.service.core.vocabulary.events import Disconnected, JoinRendezvous
+from muster.service.core.vocabulary.model import (
+    Closed,
+    Instant,
+    NodeStanding,
+    RendezvousSettings,
+    SessionId,
+    Stopped,
+)
 from muster.service.core.vocabulary.records import (
     ForgetParticipant,
     ForgetRound,

@@ -5,13 +5,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from muster.service.core.vocabulary.events import SessionId
+from muster.service.core.vocabulary.local import LocalMessage
 from muster.service.core.vocabulary.model import (
     Closed,
     Decision,
     MissingRank,
     NodeStanding,
     Save,
+    SessionId,
     Stopped,
 )
 from muster.service.core.vocabulary.operations import Answer
@@ -221,6 +222,7 @@ Message: TypeAlias = (
     | NodeDrained
     | Inspect
     | Answer
+    | LocalMessage
 )
 
 

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from muster.service.core.vocabulary.model import NodeInfo, RendezvousSettings
+from muster.service.core.vocabulary.local import LocalEvent
+from muster.service.core.vocabulary.model import NodeInfo, RendezvousSettings, SessionId
 from muster.service.core.vocabulary.operations import Operation
-
-SessionId: TypeAlias = int
-"""Names one open stream, or one unary call, for as long as it lasts."""
 
 
 class ProcessInfo(NamedTuple):
@@ -348,5 +346,6 @@ Event: TypeAlias = (
     | CancelSave
     | StoreRequest
     | ProbeResults
+    | LocalEvent
     | Tick
 )

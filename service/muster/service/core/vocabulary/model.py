@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+SessionId: TypeAlias = int
+"""Names one open stream, or one unary call, for as long as it lasts."""
 
 
 class Instant(NamedTuple):

@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from muster.service.core.vocabulary.local import (
+    ForgetLocalCheckpoint,
+    LocalCheckpointRecord,
+    RecoveryRecord,
+)
 from muster.service.core.vocabulary.model import (
     CheckpointHistory,
     Closed,
@@ -228,6 +233,8 @@ StoredRecord: TypeAlias = (
     | CheckpointsRecord
     | StoreKeyRecord
     | StoreOperationRecord
+    | LocalCheckpointRecord
+    | RecoveryRecord
 )
 Forget: TypeAlias = (
     ForgetRankOwner
@@ -237,5 +244,6 @@ Forget: TypeAlias = (
     | ForgetParticipant
     | ForgetStoreKey
     | ForgetStoreOperation
+    | ForgetLocalCheckpoint
 )
 Record: TypeAlias = StoredRecord | Forget | ForgetRun

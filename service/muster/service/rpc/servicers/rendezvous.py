@@ -1,21 +1,18 @@
 """RendezvousService: a stream for every node, and the closing of runs."""
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 from muster.client.protocol import AGENT_RELAY_HEADER, RELAY_HEADER
 from muster.service.core import views
-from muster.service.core.vocabulary.effects import NO_RANKS, Evicted, Message, NodeLeft, Refused, RunClosed
+from muster.service.core.vocabulary.effects import Evicted, NodeLeft, RunClosed
 from muster.service.core.vocabulary.events import CloseRun, Disconnected, EvictNode, LeaveRendezvous
-from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
-from muster.service.driver import Driver, Outgoing
+from muster.service.driver import Driver
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call
 from muster.service.rpc.interceptors.guard import ADMISSION
+from muster.service.rpc.push_stream import PushStream
 from muster.service.wire import (
     barrier_names_to_pb,
     closed_to_pb,
@@ -25,58 +22,6 @@ from muster.service.wire import (
     stopped_to_pb,
 )
 from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
-
-MAX_UNSENT = 100
-"""Messages that may wait for a node that does not read. A node gets few messages."""
-
-
-class NodeMembership:
-    """The stream of one node: an iterator over the messages that the driver delivers.
-
-    Args:
-        driver: delivers the messages.
-    """
-
-    def __init__(self, driver: Driver) -> None:
-        self._outbox: deque[Message] = deque()
-        self._wake = asyncio.Event()
-        self._ended: Refusal | None = None
-        self.id = driver.connect(self)
-
-    def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
-        """Queue a message. A refusal ends the stream after the messages before it."""
-        message = outgoing.message
-        if isinstance(message, Refused):
-            self.end(message.refusal)
-        elif len(self._outbox) >= MAX_UNSENT:
-            self.end(
-                Refusal(
-                    Reason.SLOW_CONSUMER,
-                    f"{MAX_UNSENT} messages were waiting for this node to read them. Join again and read.",
-                )
-            )
-        else:
-            self._outbox.append(message)
-            self._wake.set()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the coordinator has ended the stream."""
-        return self._ended is not None
-
-    def end(self, refusal: Refusal) -> None:
-        """End the stream with a refusal, after the queued messages."""
-        self._ended = self._ended or refusal
-        self._wake.set()
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        while True:
-            while self._outbox:
-                yield self._outbox.popleft()
-            if self._ended is not None:
-                raise self._ended
-            self._wake.clear()
-            await self._wake.wait()
 
 
 class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
@@ -94,7 +39,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         self._driver = driver
         self._replicas = replicas
         self._keepalive_ms = keepalive_ms
-        self._memberships: set[NodeMembership] = set()
+        self._memberships: set[PushStream] = set()
         self._draining = False
 
     async def Join(  # noqa: N802
@@ -103,7 +48,7 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         """Join a round, and keep the place while the stream is open."""
         if self._draining:
             raise DRAINING
-        membership = NodeMembership(self._driver)
+        membership = PushStream(self._driver)
         self._memberships.add(membership)
         try:
             self._driver.submit(codec.join_rendezvous(membership.id, request))

@@ -11,8 +11,9 @@ import grpc
 from muster.client.protocol import MAX_ENTRIES
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import NO_RANKS, GroupJoined, Inspect, Refused, Welcome
-from muster.service.core.vocabulary.events import Disconnected, Event, Goodbye, Hello, JoinGroup, SessionId
+from muster.service.core.vocabulary.events import Disconnected, Event, Goodbye, Hello, JoinGroup
 from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.model import SessionId
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver, Outgoing

@@ -15,7 +15,8 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
 from muster.service.rpc import codec
-from muster.service.rpc.servicers.rendezvous import MAX_UNSENT, NodeMembership, RendezvousServicer
+from muster.service.rpc.push_stream import MAX_UNSENT, PushStream
+from muster.service.rpc.servicers.rendezvous import RendezvousServicer
 from muster.service.rpc.servicers.run import RunServicer
 from muster.service.snapshots import Snapshots
 from muster.service.storage.memory import MemoryEngine
@@ -256,7 +257,7 @@ async def test_draining_coordinator_ends_the_streams_and_takes_no_more():
 @in_virtual_time
 async def test_messages_before_the_end_are_still_read():
     async with serving() as service:
-        membership = NodeMembership(service.driver)
+        membership = PushStream(service.driver)
         no = Refusal(Reason.RUN_CLOSED, "closed.")
         say(membership, NodesWaiting(1))
         say(membership, Refused(no))
@@ -272,7 +273,7 @@ async def test_messages_before_the_end_are_still_read():
 @in_virtual_time
 async def test_node_that_does_not_read_is_cut_off_in_the_end():
     async with serving() as service:
-        membership = NodeMembership(service.driver)
+        membership = PushStream(service.driver)
         for count in range(MAX_UNSENT + 5):
             say(membership, NodesWaiting(count))
         heard: list[Message] = []
@@ -283,7 +284,7 @@ async def test_node_that_does_not_read_is_cut_off_in_the_end():
         assert caught.value.reason is Reason.SLOW_CONSUMER
 
 
-def say(membership: NodeMembership, message: Message) -> None:
+def say(membership: PushStream, message: Message) -> None:
     membership.deliver(Outgoing(message, lambda _: b""))
 
 

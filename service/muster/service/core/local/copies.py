@@ -1,0 +1,146 @@
+"""One local checkpoint, and the connected keepers that have each of its parts."""
+
+from collections.abc import Collection, Iterable
+
+from muster.service.core.vocabulary.local import Attempt, Holding, Level, LocalCheckpoint
+from muster.service.core.vocabulary.local import LocalCheckpointRecord as Record
+
+
+class Copies:
+    """The copies of one checkpoint.
+
+    Args:
+        record: the checkpoint.
+        since: when it was made, or restored, on the monotonic clock.
+    """
+
+    def __init__(self, record: Record, since: float) -> None:
+        self.record = record
+        self.since = since
+        self.holders: list[set[str]] = [set() for _ in range(record.checkpoint.world_size)]
+        """By rank: the ids of the connected keepers that have its part."""
+        self.persisted: set[int] = set()
+        """The ranks whose parts are in shared storage."""
+        self._missing = record.checkpoint.world_size
+        self._short = record.checkpoint.world_size
+        """The number of ranks whose parts are on fewer nodes than was asked for."""
+
+    @property
+    def checkpoint(self) -> LocalCheckpoint:
+        """What it is."""
+        return self.record.checkpoint
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that made it."""
+        return self.record.checkpoint.attempt
+
+    @property
+    def level(self) -> Level:
+        """How safe it is."""
+        return self.record.level
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a connected keeper has each part."""
+        return self._missing == 0
+
+    @property
+    def has_all_copies(self) -> bool:
+        """Whether each part is on as many connected nodes as was asked for."""
+        return self._short == 0
+
+    def missing(self) -> list[int]:
+        """Return the ranks whose parts no connected keeper has."""
+        return [rank for rank, holders in enumerate(self.holders) if not holders]
+
+    def only_copies(self) -> set[str]:
+        """Return the keepers of which each alone has a part."""
+        return {holder for holders in self.holders if len(holders) == 1 for holder in holders}
+
+    def counts(self, holding: Holding | None) -> frozenset[int]:
+        """Return the ranks whose parts a keeper has of this checkpoint, by what it reports."""
+        if holding is None or holding.manifest_digest != self.checkpoint.manifest_digest:
+            return frozenset()
+        return frozenset(rank for rank in holding.ranks if 0 <= rank < self.checkpoint.world_size)
+
+    def change(self, keeper_id: str, before: Holding | None, after: Holding | None) -> None:
+        """Count what a keeper has now instead of what it had before.
+
+        Args:
+            keeper_id: its id.
+            before: what it had; None: nothing, or it was not connected.
+            after: what it has; None: nothing, or it is not connected.
+        """
+        had, has, wanted = self.counts(before), self.counts(after), 1 + self.checkpoint.replicas
+        for rank in had - has:
+            holders = self.holders[rank]
+            holders.discard(keeper_id)
+            self._missing += not holders
+            self._short += len(holders) == wanted - 1
+        for rank in has - had:
+            holders = self.holders[rank]
+            self._missing -= not holders
+            holders.add(keeper_id)
+            self._short -= len(holders) == wanted
+        if after is not None and after.manifest_digest == self.checkpoint.manifest_digest:
+            self.persisted |= {
+                rank for rank in after.persisted_ranks if 0 <= rank < self.checkpoint.world_size
+            }
+
+    @property
+    def is_all_persisted(self) -> bool:
+        """Whether all parts are in shared storage."""
+        return len(self.persisted) == self.checkpoint.world_size
+
+
+def newest_whole(copies: Iterable[Copies]) -> Copies | None:
+    """Return the newest whole checkpoint, of checkpoints that are sorted from the oldest to the newest."""
+    found = None
+    for one in copies:
+        if one.is_whole:
+            found = one
+    return found
+
+
+KEPT = 2
+"""Checkpoints that are kept once they are as safe as asked for."""
+MOST_KEPT = 6
+"""Checkpoints that are kept at most beside the newest whole one, however far behind their copies are."""
+
+
+def surplus(copies: Collection[Copies]) -> list[Copies]:
+    """Return the checkpoints that need not be kept.
+
+    The newest ``KEPT`` that are safe are kept, and all newer ones; the one that is being persisted; and the
+    newest whole one in any case.
+
+    Args:
+        copies: all checkpoints, from the oldest to the newest.
+    """
+    kept: set[Attempt] = set()
+    safe = 0
+    for number, one in enumerate(reversed(list(copies))):
+        if safe < KEPT and number < MOST_KEPT:
+            kept.add(one.attempt)
+        safe += _is_safe(one)
+    if (whole := newest_whole(copies)) is not None:
+        kept.add(whole.attempt)
+    if (persisting := next_to_persist(copies)) is not None:
+        kept.add(persisting.attempt)
+    return [one for one in copies if one.attempt not in kept]
+
+
+def _is_safe(one: Copies) -> bool:
+    """Whether a checkpoint has all the copies that were asked for."""
+    wanted = Level.REPLICATED if one.checkpoint.replicas else Level.LOCAL
+    return one.level >= wanted and one.is_whole
+
+
+def next_to_persist(copies: Iterable[Copies]) -> Copies | None:
+    """Return the oldest of the checkpoints that are to be persisted and still can be."""
+    for one in copies:
+        wanted = one.checkpoint.persist_to and one.level < Level.PERSISTED
+        if wanted and all(rank in one.persisted for rank in one.missing()):
+            return one
+    return None

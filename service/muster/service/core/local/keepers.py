@@ -1,0 +1,125 @@
+"""The keepers of a run: which are connected, for which ranks they keep parts, and what they have."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from muster.service.core.local.placement import Node, place
+from muster.service.core.vocabulary.local import Attachment, Attempt, Disk, Holding, KeeperInfo, Orders
+from muster.service.core.vocabulary.model import SessionId
+
+
+@dataclass(slots=True, eq=False)
+class Keeper:
+    """One keeper, connected or not."""
+
+    info: KeeperInfo
+    session: SessionId | None = None
+    """Its stream; None: it is away."""
+    attachment: Attachment | None = None
+    holdings: dict[Attempt, Holding] = field(default_factory=dict)
+    disk: Disk = field(default_factory=Disk)
+    is_complete: bool = False
+    """Whether it has verified all that it found in its folder."""
+    told: Orders | None = None
+    """Its orders, as it was told them last."""
+    is_starving: bool = False
+    """Whether it is to hold a part that no connected keeper has."""
+
+    @property
+    def domain(self) -> str:
+        """What fails together with it."""
+        return self.info.domain or f"node {self.info.id}"
+
+
+class Keepers:
+    """The keepers of one run, and where each one's parts are copied to."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Keeper] = {}
+        self.generation = 0
+        """The newest generation for which a keeper is attached."""
+        self.placement: dict[str, tuple[str, ...]] = {}
+        """By the id of a keeper: the ids of those that get copies of its parts."""
+        self._origins: dict[str, list[Keeper]] = {}
+        """By the id of a keeper: those whose parts are copied to it."""
+        self._placed: tuple[tuple[Node, ...], int] | None = None
+        """What was placed: the keepers, and the number of copies."""
+        self._previous: dict[str, tuple[str, ...]] = {}
+        """The placement of the generation before."""
+
+    def __iter__(self) -> Iterator[Keeper]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, keeper_id: str) -> Keeper | None:
+        """Return the keeper of this id."""
+        return self._by_id.get(keeper_id)
+
+    def add(self, info: KeeperInfo) -> Keeper:
+        """Return the keeper of this id, as it describes itself now."""
+        keeper = self._by_id.setdefault(info.id, Keeper(info))
+        keeper.info = info
+        return keeper
+
+    def connected(self) -> list[Keeper]:
+        """Return the connected keepers."""
+        return [keeper for keeper in self if keeper.session is not None]
+
+    def is_current(self, keeper: Keeper) -> bool:
+        """Whether a keeper keeps for ranks of the current generation."""
+        return keeper.attachment is not None and keeper.attachment.generation == self.generation
+
+    def current(self) -> list[Keeper]:
+        """Return the keepers of the current generation, connected or not."""
+        return [keeper for keeper in self if self.is_current(keeper)]
+
+    def attach(self, keeper: Keeper, attachment: Attachment) -> bool:
+        """Attach a keeper to ranks. Returns whether that changes anything."""
+        if keeper.attachment == attachment or attachment.generation < self.generation:
+            return False
+        keeper.attachment = attachment
+        if attachment.generation > self.generation:
+            self.generation = attachment.generation
+            self._forget_former()
+        return True
+
+    def covers(self, world_size: int) -> bool:
+        """Whether each rank of the current generation has a connected keeper."""
+        ranks: set[int] = set()
+        for keeper in self.current():
+            attachment = keeper.attachment
+            if keeper.session is not None and attachment is not None and attachment.world_size == world_size:
+                ranks |= attachment.ranks
+        return len(ranks) == world_size
+
+    def place(self) -> bool:
+        """Decide which keepers get copies of whose parts, with few changes to what was decided before.
+
+        Returns:
+            Whether anything that counts for that has changed.
+        """
+        current = self.current()
+        nodes = tuple(Node(keeper.info.id, keeper.info.domain) for keeper in current)
+        replicas = max((keeper.attachment.replicas for keeper in current if keeper.attachment), default=0)
+        if self._placed == (nodes, replicas):
+            return False
+        self._placed = nodes, replicas
+        self.placement = place(nodes, replicas, self.placement or self._previous)
+        self._origins = {}
+        for origin, holders in self.placement.items():
+            for holder in holders:
+                self._origins.setdefault(holder, []).append(self._by_id[origin])
+        return True
+
+    def origins(self, keeper: Keeper) -> Sequence[Keeper]:
+        """Return the keepers whose parts are copied to a keeper."""
+        return self._origins.get(keeper.info.id, ())
+
+    def _forget_former(self) -> None:
+        """In a new generation: forget the keepers that are away. The placement is made again."""
+        self._previous = self.placement or self._previous
+        self.placement, self._origins, self._placed = {}, {}, None
+        for keeper in [one for one in self if one.session is None]:
+            del self._by_id[keeper.info.id]

@@ -1,0 +1,115 @@
+"""What each keeper is to hold, fetch and persist: pure functions of the keepers and the copies."""
+
+from collections.abc import Iterable, Sequence
+
+from muster.service.core.local.copies import Copies, next_to_persist
+from muster.service.core.local.keepers import Keeper, Keepers
+from muster.service.core.vocabulary.local import Attempt, Level, Location, Order, Orders, Peers
+
+
+def peers_of(keepers: Keepers, token: str) -> Peers:
+    """Return the keepers of the current generation, as each of them is told."""
+    return Peers(
+        keepers.generation,
+        token,
+        tuple(
+            Location(keeper.info.url, tuple(sorted(keeper.attachment.ranks)))
+            for keeper in keepers.current()
+            if keeper.attachment is not None and keeper.session is not None
+        ),
+    )
+
+
+def orders_for(
+    keeper: Keeper,
+    keepers: Keepers,
+    copies: Sequence[Copies],
+    resumed: Attempt | None,
+    forget_before: Attempt,
+) -> Orders:
+    """Return all that a keeper is to hold.
+
+    Args:
+        keeper: the keeper.
+        keepers: all of the run.
+        copies: the checkpoints that are kept, from the oldest to the newest.
+        resumed: the checkpoint that the current generation resumes from; None: none.
+        forget_before: the oldest attempt that may still be committed.
+    """
+    persisting = next_to_persist(copies)
+    orders = []
+    for one in copies:
+        wanted = _wanted(keeper, keepers, one, resumed)
+        held = one.counts(keeper.holdings.get(one.attempt))
+        is_resumed = one.attempt == resumed
+        if not (wanted or held or is_resumed):
+            continue
+        needed = range(one.checkpoint.world_size) if is_resumed else sorted(wanted - held)
+        persist: tuple[int, ...] = ()
+        commit = False
+        if one is persisting:
+            persist = tuple(rank for rank in sorted(held) if _persists(keeper, keepers, one, rank))
+            commit = one.is_all_persisted and _commits(keeper, one)
+        orders.append(
+            Order(
+                one.checkpoint,
+                one.level,
+                tuple(sorted(wanted | held)),
+                _sources(keeper, keepers, one, needed, needs_manifest=bool(wanted - held)),
+                persist,
+                commit,
+            )
+        )
+    return Orders(tuple(orders), forget_before)
+
+
+def _wanted(keeper: Keeper, keepers: Keepers, one: Copies, resumed: Attempt | None) -> set[int]:
+    """Return the ranks of the current generation whose parts a keeper is to hold: its own, and the copies."""
+    checkpoint = one.checkpoint
+    if checkpoint.attempt.generation != keepers.generation and one.attempt != resumed:
+        return set()  # Its ranks were on other nodes, and the next checkpoint replaces it.
+    wanted: set[int] = set()
+    for origin in [keeper, *keepers.origins(keeper)]:
+        attachment = origin.attachment
+        if attachment is None or not keepers.is_current(origin):
+            continue
+        if attachment.world_size == checkpoint.world_size:
+            wanted |= attachment.ranks
+    return wanted
+
+
+def _sources(
+    keeper: Keeper, keepers: Keepers, one: Copies, needed: Iterable[int], *, needs_manifest: bool
+) -> tuple[Location, ...]:
+    by_keeper: dict[str, list[int]] = {}
+    for rank in needed:
+        for holder in sorted(one.holders[rank]):
+            if holder != keeper.info.id:
+                by_keeper.setdefault(holder, []).append(rank)
+    if needs_manifest and one.record.keeper_id != keeper.info.id:
+        by_keeper.setdefault(one.record.keeper_id, [])
+    found = []
+    for keeper_id, ranks in by_keeper.items():
+        source = keepers.find(keeper_id)
+        if source is not None and source.session is not None:
+            found.append(Location(source.info.url, tuple(ranks)))
+    return tuple(found)
+
+
+def _persists(keeper: Keeper, keepers: Keepers, one: Copies, rank: int) -> bool:
+    """Whether a keeper, of those that have a part, is the one that copies it to shared storage."""
+    if rank in one.persisted:
+        return False
+    holders = sorted(one.holders[rank])
+    own = [holder for holder in holders if _writes(keepers.find(holder), rank)]
+    return (own or holders)[0] == keeper.info.id
+
+
+def _writes(keeper: Keeper | None, rank: int) -> bool:
+    return keeper is not None and keeper.attachment is not None and rank in keeper.attachment.ranks
+
+
+def _commits(keeper: Keeper, one: Copies) -> bool:
+    """Whether a keeper is the one that commits in shared storage: the first that has anything of it."""
+    holders = {holder for of_rank in one.holders for holder in of_rank}
+    return one.level < Level.PERSISTED and min(holders, default="") == keeper.info.id

@@ -1,0 +1,40 @@
+"""Why a request about local checkpoints is refused."""
+
+from muster.service.core.vocabulary.local import Attempt, KeeperInfo
+from muster.service.core.vocabulary.refusal import Reason, Refusal
+
+
+def attempt_superseded(run_id: str, attempt: Attempt) -> Refusal:
+    """Return the refusal of a checkpoint that is not newer than all others: invariant 42."""
+    return Refusal(
+        Reason.ATTEMPT_SUPERSEDED,
+        f"attempt {attempt.generation}-{attempt.number} to save run {run_id} is over: a later attempt was "
+        "committed, or the job has resumed from an earlier one. Nothing was committed. If this process "
+        "belongs to a past life of the job, end it.",
+    )
+
+
+def recovery_superseded(run_id: str, generation: int, number: int) -> Refusal:
+    """Return the refusal of a rank that asks for a decision that others have gone beyond."""
+    return Refusal(
+        Reason.RECOVERY_SUPERSEDED,
+        f"the ranks of run {run_id} have gone beyond decision {number} of generation {generation} on what to "
+        "resume from. This process is behind them: restart it with the others.",
+    )
+
+
+def keeper_replaced(run_id: str, keeper: KeeperInfo) -> Refusal:
+    """Return the end of a keeper's stream for which another one has come."""
+    return Refusal(
+        Reason.SESSION_REPLACED,
+        f"keeper {keeper.id} of run {run_id} has opened another stream, from {keeper.url}. This one is over.",
+    )
+
+
+def keeper_unknown(run_id: str, keeper_id: str) -> Refusal:
+    """Return the refusal of a report without a stream."""
+    return Refusal(
+        Reason.KEEPER_NOT_CONNECTED,
+        f"keeper {keeper_id} of run {run_id} has no open stream here. Open one with all that it has; then "
+        "report.",
+    )

@@ -1,0 +1,421 @@
+"""The local checkpoints of one run. It applies what keepers and ranks say, and decides levels and recoveries.
+
+It keeps invariant 41 (a level is decided once) and invariant 42 (all ranks resume from one whole checkpoint).
+"""
+
+from dataclasses import dataclass, field, replace
+
+from muster.service.core.local import refusals
+from muster.service.core.local.copies import Copies, next_to_persist, surplus
+from muster.service.core.local.keepers import Keeper, Keepers
+from muster.service.core.local.orders import orders_for, peers_of
+from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, choose
+from muster.service.core.timers import WakeUps
+from muster.service.core.vocabulary.effects import Effects, Notice, Refused
+from muster.service.core.vocabulary.local import (
+    Attachment,
+    Attempt,
+    CommitLocal,
+    ConnectKeeper,
+    ForgetLocalCheckpoint,
+    Holding,
+    Level,
+    LocalCheckpointRecord,
+    LocalCommitted,
+    Recover,
+    Recovered,
+    RecoveryRecord,
+    ReportKeeper,
+    ReportTaken,
+)
+from muster.service.core.vocabulary.model import Instant, SessionId
+
+FIRST = Attempt(0, 0)
+
+
+@dataclass(slots=True)
+class PendingRecovery:
+    """A decision that ranks wait for."""
+
+    generation: int
+    number: int
+    world_size: int
+    waiters: set[SessionId] = field(default_factory=set)
+    covered_at: float | None = None
+    """When all ranks had connected keepers, on the monotonic clock."""
+
+
+class LocalTier:
+    """The local checkpoints of one run.
+
+    Args:
+        run_id: the run.
+        timers: wakes it.
+    """
+
+    def __init__(self, run_id: str, timers: "WakeUps[LocalTier]") -> None:
+        self.run_id = run_id
+        self.keepers = Keepers()
+        self.recovery: RecoveryRecord | None = None
+        """The last decision."""
+        self._copies: dict[Attempt, Copies] = {}
+        self._timers = timers
+        self._token = ""
+        self._pending: PendingRecovery | None = None
+        self._waiting: dict[SessionId, tuple[Attempt, Level]] = {}
+        """The commits that wait for a level."""
+        self._persisting: Attempt | None = None
+        """The checkpoint that keepers are told to persist."""
+        self._dirty: dict[str, Keeper] = {}
+        """The keepers whose orders may have changed in this step."""
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def copies(self) -> list[Copies]:
+        """The checkpoints that are kept, from the oldest to the newest."""
+        return [self._copies[attempt] for attempt in sorted(self._copies)]
+
+    @property
+    def sessions(self) -> list[SessionId]:
+        """The streams and calls that wait here."""
+        streams = [keeper.session for keeper in self.keepers if keeper.session is not None]
+        waiters = list(self._pending.waiters) if self._pending is not None else []
+        return [*streams, *waiters, *self._waiting]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a keeper is connected, or a call waits."""
+        return bool(self.sessions)
+
+    @property
+    def newest(self) -> Attempt | None:
+        """The newest attempt that was ever committed."""
+        known = [max(self._copies)] if self._copies else []
+        if self.recovery is not None and self.recovery.newest is not None:
+            known.append(self.recovery.newest)
+        return max(known, default=None)
+
+    @property
+    def _floor(self) -> Attempt:
+        """The last attempt that may not be committed: later ones are of the present life of the job."""
+        recovered = self.recovery.generation if self.recovery is not None else 0
+        generation = max(self.keepers.generation, recovered)
+        known = self.newest
+        over = Attempt(generation, -1)
+        return over if known is None else max(known, over)
+
+    @property
+    def _resumed(self) -> Attempt | None:
+        """The checkpoint that the current generation resumes from."""
+        recovery = self.recovery
+        if recovery is None or recovery.generation != self.keepers.generation:
+            return None
+        return recovery.attempt
+
+    def restore(self, record: LocalCheckpointRecord, now: Instant) -> None:
+        """Restore a checkpoint."""
+        self._copies[record.checkpoint.attempt] = Copies(record, now.monotonic)
+
+    def restore_recovery(self, record: RecoveryRecord) -> None:
+        """Restore the last decision."""
+        self.recovery = record
+
+    def end(self) -> None:
+        """Cancel the timer, because the run was removed."""
+        self._timers.disarm(self)
+
+    # ------------------------------------------------------------------ keepers
+
+    def connect(self, event: ConnectKeeper, now: Instant, effects: Effects) -> SessionId | None:
+        """Take in a keeper. Returns the session that it replaces."""
+        known = self.keepers.find(event.keeper.id)
+        replaced = known.session if known is not None else None
+        if known is not None and replaced is not None:
+            effects.send(replaced, Refused(refusals.keeper_replaced(self.run_id, known.info), final=True))
+            self._set_holdings(known, {}, effects)
+        self._token = self._token or event.new_token
+        keeper = self.keepers.add(event.keeper)
+        keeper.session, keeper.told = event.session, None
+        keeper.holdings = {}
+        keeper.disk, keeper.is_complete = event.disk, event.is_complete
+        self._dirty[keeper.info.id] = keeper
+        self._set_holdings(keeper, {one.attempt: one for one in event.holdings}, effects)
+        if event.attachment is not None:
+            self.keepers.attach(keeper, event.attachment)
+        self._tell_peers(keeper, effects)
+        self._review(now, effects)
+        return replaced
+
+    def report(self, event: ReportKeeper, keeper: Keeper, now: Instant, effects: Effects) -> None:
+        """Take in what has changed on a keeper."""
+        keeper.is_complete = event.is_complete
+        keeper.disk = event.disk or keeper.disk
+        changed = {**keeper.holdings, **{one.attempt: one for one in event.holdings}}
+        self._set_holdings(keeper, changed, effects)
+        if event.attachment is not None:
+            self._attach(keeper, event.attachment, effects)
+        self._review(now, effects)
+        effects.send(event.session, ReportTaken())
+
+    def disconnect(self, session: SessionId, now: Instant, effects: Effects) -> None:
+        """A stream or a call has ended."""
+        self._waiting.pop(session, None)
+        if self._pending is not None:
+            self._pending.waiters.discard(session)
+            if not self._pending.waiters:
+                self._pending = None
+        for keeper in self.keepers:
+            if keeper.session == session:
+                keeper.session = keeper.told = None
+                self._set_holdings(keeper, {}, effects)
+                self._mark_all()
+                self._review(now, effects)
+                return
+
+    def _attach(self, keeper: Keeper, attachment: Attachment, effects: Effects) -> None:
+        if self.keepers.attach(keeper, attachment):
+            self._tell_peers(keeper, effects)
+
+    def _tell_peers(self, keeper: Keeper, effects: Effects) -> None:
+        """Tell the keepers of each other: all of them once each rank has one, or the one that has come."""
+        attachment = keeper.attachment
+        is_covered = attachment is not None and self.keepers.covers(attachment.world_size)
+        told = [keeper]
+        if is_covered and self.keepers.is_current(keeper):
+            if self.keepers.place():
+                self._mark_all()
+            told = self.keepers.connected()
+        peers = peers_of(self.keepers, self._token)
+        for one in told:
+            if one.session is not None:
+                effects.send(one.session, peers)
+
+    def _set_holdings(self, keeper: Keeper, holdings: dict[Attempt, Holding], effects: Effects) -> None:
+        before = keeper.holdings
+        keeper.holdings = {attempt: one for attempt, one in holdings.items() if one.ranks}
+        for attempt in before.keys() | keeper.holdings.keys():
+            was, now_has = before.get(attempt), keeper.holdings.get(attempt)
+            copies = self._copies.get(attempt)
+            if copies is None or was == now_has:
+                continue
+            copies.change(keeper.info.id, was, now_has)
+            if copies.counts(was) - copies.counts(now_has):
+                self._mark_all()  # It may be the source of others.
+            self._raise_level(copies, now_has, effects)
+        self._dirty[keeper.info.id] = keeper
+        for holder in self.keepers.placement.get(keeper.info.id, ()):
+            self._mark(holder)
+        self._dirty.update((one.info.id, one) for one in self.keepers if one.is_starving)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def commit(self, event: CommitLocal, now: Instant, effects: Effects) -> None:
+        """Make a checkpoint that all ranks have written.
+
+        Raises:
+            Refusal: ATTEMPT_SUPERSEDED.
+        """
+        checkpoint = event.checkpoint
+        copies = self._copies.get(checkpoint.attempt)
+        if copies is None or copies.checkpoint != checkpoint:
+            if checkpoint.attempt <= self._floor:
+                raise refusals.attempt_superseded(self.run_id, checkpoint.attempt)
+            record = LocalCheckpointRecord(self.run_id, checkpoint, Level.LOCAL, event.keeper_id, now.wall)
+            copies = self._copies[checkpoint.attempt] = Copies(record, now.monotonic)
+            effects.records.append(record)
+            for keeper in self.keepers.connected():
+                copies.change(keeper.info.id, None, keeper.holdings.get(checkpoint.attempt))
+            self._raise_level(copies, None, effects)
+            self._mark_all()
+        if copies.level >= event.wait_for:
+            effects.send(event.session, LocalCommitted(copies.level))
+        else:
+            self._waiting[event.session] = checkpoint.attempt, event.wait_for
+        self._review(now, effects)
+
+    def _raise_level(self, copies: Copies, holding: Holding | None, effects: Effects) -> None:
+        """Decide the level of a checkpoint, if it has become safer."""
+        record = copies.record
+        if holding is not None and holding.persisted_as and copies.counts(holding):
+            record = replace(record, level=Level.PERSISTED, persisted_as=holding.persisted_as)
+        if record.level < Level.REPLICATED and self._is_replicated(copies):
+            record = replace(record, level=Level.REPLICATED)
+        if record.level <= copies.level:
+            return
+        copies.record = record
+        effects.records.append(record)
+        effects.notices.append(
+            Notice(
+                "checkpoint.level",
+                self.run_id,
+                f"step {record.checkpoint.step} is {record.level.name}",
+            )
+        )
+        self._mark_all()
+        for session, (attempt, wanted) in list(self._waiting.items()):
+            if attempt == copies.attempt and record.level >= wanted:
+                del self._waiting[session]
+                effects.send(session, LocalCommitted(record.level))
+
+    def _is_replicated(self, copies: Copies) -> bool:
+        """Whether each part is on enough nodes, in as many failure domains as placement can reach."""
+        needed = 1 + copies.checkpoint.replicas
+        if needed == 1 or not copies.has_all_copies:
+            return False
+        domains = {keeper.info.id: keeper.domain for keeper in self.keepers}
+        reachable = {
+            origin: len({domains[one] for one in (origin, *holders)})
+            for origin, holders in self.keepers.placement.items()
+        }
+        for holders in copies.holders:
+            placed = max((reachable.get(holder, 1) for holder in holders), default=1)
+            if len({domains[holder] for holder in holders}) < min(placed, needed):
+                return False
+        return True
+
+    def _drop(self, copies: Copies, effects: Effects) -> None:
+        del self._copies[copies.attempt]
+        effects.records.append(ForgetLocalCheckpoint(self.run_id, copies.attempt))
+        self._mark_all()
+
+    # ------------------------------------------------------------------ recovery
+
+    def recover(self, event: Recover, now: Instant, effects: Effects) -> None:
+        """Answer what to resume from, at once or when it is decided.
+
+        Raises:
+            Refusal: RECOVERY_SUPERSEDED.
+        """
+        asked, last = (event.generation, event.number), self.recovery
+        if last is not None and asked == (last.generation, last.number):
+            answer = self._answer(last)
+            if answer is None:
+                raise refusals.recovery_superseded(self.run_id, *asked)
+            effects.send(event.session, answer)
+            return
+        decided = (last.generation, last.number) if last is not None else (-1, -1)
+        pending = self._pending
+        if asked < decided or (pending is not None and asked < (pending.generation, pending.number)):
+            raise refusals.recovery_superseded(self.run_id, *asked)
+        if pending is not None and asked != (pending.generation, pending.number):
+            self._refuse_pending(pending, effects)
+            pending = None
+        if pending is None:
+            pending = self._pending = PendingRecovery(*asked, event.world_size)
+        pending.waiters.add(event.session)
+        self._review(now, effects)
+
+    def on_time(self, now: Instant, effects: Effects) -> None:
+        """A decision need not wait any longer."""
+        self._review(now, effects)
+
+    def _decide(self, now: Instant, effects: Effects) -> None:
+        pending = self._pending
+        if pending is None:
+            return
+        if pending.generation < self.keepers.generation:
+            self._refuse_pending(pending, effects)
+            return
+        is_covered = pending.generation == self.keepers.generation and self.keepers.covers(pending.world_size)
+        if not is_covered:
+            pending.covered_at = None
+            return
+        if pending.covered_at is None:
+            pending.covered_at = now.monotonic
+        waited = now.monotonic - pending.covered_at
+        verified = all(keeper.is_complete for keeper in self.keepers.connected())
+        copies = self.copies
+        choice = choose(copies, waited=waited, all_verified=verified)
+        if choice is None:
+            patience = RETURN_PATIENCE if verified else VERIFY_PATIENCE
+            self._timers.arm(self, pending.covered_at + patience)
+            return
+        self.recovery = RecoveryRecord(
+            self.run_id,
+            pending.generation,
+            pending.number,
+            pending.world_size,
+            choice.attempt,
+            choice.reason,
+            self.newest,
+        )
+        effects.records.append(self.recovery)
+        effects.notices.append(Notice("checkpoint.recovery", self.run_id, choice.reason))
+        # Training goes on from this one: what is newer is abandoned, also if its parts appear again.
+        last = choice.attempt
+        if last is None:
+            persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]
+            last = persisted[-1] if persisted else FIRST
+        for one in copies:
+            if one.attempt > last:
+                self._drop(one, effects)
+                self._refuse_waiting(one, effects)
+        answer = self._answer(self.recovery)
+        assert answer is not None
+        for waiter in pending.waiters:
+            effects.send(waiter, answer)
+        self._pending = None
+        self._mark_all()
+
+    def _refuse_pending(self, pending: PendingRecovery, effects: Effects) -> None:
+        refusal = refusals.recovery_superseded(self.run_id, pending.generation, pending.number)
+        for waiter in pending.waiters:
+            effects.send(waiter, Refused(refusal))
+        self._pending = None
+
+    def _refuse_waiting(self, copies: Copies, effects: Effects) -> None:
+        for session, (attempt, _) in list(self._waiting.items()):
+            if attempt == copies.attempt:
+                del self._waiting[session]
+                effects.send(session, Refused(refusals.attempt_superseded(self.run_id, attempt)))
+
+    def _answer(self, record: RecoveryRecord) -> Recovered | None:
+        """Return a decision as ranks hear it; None: its checkpoint is gone, since all have gone on."""
+        if record.attempt is None:
+            return Recovered(None, record.reason)
+        copies = self._copies.get(record.attempt)
+        return None if copies is None else Recovered(copies.checkpoint, record.reason)
+
+    # ------------------------------------------------------------------ orders
+
+    def _review(self, now: Instant, effects: Effects) -> None:
+        """After each event: decide what is due, and tell the keepers whose orders have changed."""
+        self._decide(now, effects)
+        for one in surplus(self.copies):
+            self._drop(one, effects)
+            self._refuse_waiting(one, effects)
+        copies = self.copies
+        persisting = next_to_persist(copies)
+        if (attempt := persisting.attempt if persisting is not None else None) != self._persisting:
+            self._persisting = attempt
+            self._mark_all()
+        if persisting is not None and persisting.is_all_persisted:
+            self._mark_all()
+        floor = self._floor
+        before = Attempt(floor.generation, floor.number + 1)
+        for keeper in self._dirty.values():
+            if keeper.session is None:
+                continue
+            orders = orders_for(keeper, self.keepers, copies, self._resumed, before)
+            keeper.is_starving = any(
+                not any(rank in source.ranks for source in order.sources)
+                for order in orders.checkpoints
+                for rank in order.ranks
+                if rank
+                not in self._copies[order.checkpoint.attempt].counts(
+                    keeper.holdings.get(order.checkpoint.attempt)
+                )
+            )
+            if orders != keeper.told:
+                keeper.told = orders
+                effects.send(keeper.session, orders)
+        self._dirty.clear()
+
+    def _mark(self, keeper_id: str) -> None:
+        keeper = self.keepers.find(keeper_id)
+        if keeper is not None:
+            self._dirty[keeper_id] = keeper
+
+    def _mark_all(self) -> None:
+        self._dirty.update((keeper.info.id, keeper) for keeper in self.keepers)

@@ -1,0 +1,384 @@
+"""Local checkpoints: levels, orders and recoveries, through the core's events alone."""
+
+from itertools import count
+
+import pytest
+
+from muster.service.core.coordinator import Coordinator
+from muster.service.core.vocabulary.effects import Effects, Message, Refused
+from muster.service.core.vocabulary.events import Disconnected, Event, Tick
+from muster.service.core.vocabulary.local import (
+    Attachment,
+    Attempt,
+    CommitLocal,
+    ConnectKeeper,
+    Disk,
+    Holding,
+    KeeperInfo,
+    Level,
+    LocalCheckpoint,
+    LocalCommitted,
+    Orders,
+    Peers,
+    Recover,
+    Recovered,
+    ReportKeeper,
+    ReportTaken,
+)
+from muster.service.core.vocabulary.model import Instant, SessionId
+from muster.service.core.vocabulary.refusal import Reason
+from muster.service.storage.codec import decode_all, encode_all
+
+RUN = "job"
+
+
+def digest(attempt: Attempt) -> bytes:
+    """The digest of the manifest of an attempt."""
+    return attempt.generation.to_bytes(8, "big") + attempt.number.to_bytes(8, "big")
+
+
+class Job:
+    """A core with the keepers of one run, one rank on each."""
+
+    def __init__(self, nodes: int = 3, replicas: int = 1) -> None:
+        self.nodes, self.replicas = nodes, replicas
+        self.core = Coordinator()
+        self.now = 0.0
+        self.rows: dict[bytes, bytes] = {}
+        self.sent: dict[SessionId, list[Message]] = {}
+        self.sessions: dict[str, SessionId] = {}
+        self._ids = count(1)
+
+    def step(self, event: Event) -> Effects:
+        effects = Effects()
+        self.core.step(event, Instant(self.now, 1e9 + self.now), effects)
+        batch = encode_all(effects.records)
+        for prefix in batch.cleared:
+            self.rows = {key: value for key, value in self.rows.items() if not key.startswith(prefix)}
+        for key, value in batch.writes.items():
+            self.rows.pop(key, None)
+            if value is not None:
+                self.rows[key] = value
+        for delivery in effects.deliveries:
+            for session in delivery.audience:
+                self.sent.setdefault(session, []).append(delivery.message)
+        return effects
+
+    def restart(self) -> None:
+        self.core = Coordinator()
+        now = Instant(self.now, 1e9 + self.now)
+        self.core.restore(decode_all(list(self.rows.items())), now)
+        self.core.serve(now)
+        self.sessions.clear()
+
+    def session(self) -> SessionId:
+        return next(self._ids)
+
+    def connect(
+        self, node: int, *holdings: Holding, generation: int | None = 1, is_complete: bool = True
+    ) -> None:
+        session = self.sessions[f"k{node}"] = self.session()
+        attachment = None
+        if generation is not None:
+            attachment = Attachment(generation, self.nodes, frozenset({node}), self.replicas)
+        keeper = KeeperInfo(f"k{node}", f"http://k{node}")
+        self.step(
+            ConnectKeeper(session, RUN, keeper, holdings, Disk(1, 2), is_complete, "secret", attachment)
+        )
+
+    def connect_all(self, generation: int = 1) -> None:
+        for node in range(self.nodes):
+            self.connect(node, generation=generation)
+
+    def lose(self, node: int) -> None:
+        self.step(Disconnected(self.sessions.pop(f"k{node}")))
+
+    def report(self, node: int, attempt: Attempt, ranks: set[int], **more: object) -> Message:
+        session = self.session()
+        holding = Holding(attempt, digest(attempt), frozenset(ranks), **more)  # type: ignore[arg-type]
+        self.step(ReportKeeper(session, RUN, f"k{node}", (holding,), True))
+        return self.sent[session][-1]
+
+    def commit(
+        self, attempt: Attempt, step: int, wait_for: Level = Level.LOCAL, persist_to: str = ""
+    ) -> SessionId:
+        session = self.session()
+        checkpoint = LocalCheckpoint(
+            attempt, step, self.nodes, 100, digest(attempt), self.replicas, persist_to
+        )
+        self.step(CommitLocal(session, RUN, checkpoint, "k0", wait_for))
+        return session
+
+    def save(self, attempt: Attempt, step: int, copies: bool = True) -> None:
+        """Commit a checkpoint, and let the keepers follow their orders."""
+        self.commit(attempt, step)
+        for node in range(self.nodes):
+            self.report(node, attempt, {node})
+        if copies:
+            self.follow(attempt)
+
+    def follow(self, attempt: Attempt) -> None:
+        """Let each connected keeper fetch what it is ordered to hold."""
+        for name in list(self.sessions):
+            ranks = {
+                rank
+                for order in self.orders(name).checkpoints
+                if order.checkpoint.attempt == attempt
+                for rank in order.ranks
+            }
+            self.report(int(name[1:]), attempt, ranks)
+
+    def orders(self, keeper: str) -> Orders:
+        return [one for one in self.sent[self.sessions[keeper]] if isinstance(one, Orders)][-1]
+
+    def recover(self, generation: int, number: int = 0) -> SessionId:
+        session = self.session()
+        self.step(Recover(session, RUN, generation, number, self.nodes))
+        return session
+
+    def answer(self, session: SessionId) -> Message | None:
+        return self.sent.get(session, [None])[-1]
+
+    def level(self, attempt: Attempt) -> Level | None:
+        found = [one for one in self.core.run(RUN).local.copies if one.attempt == attempt]
+        return found[0].level if found else None
+
+
+def chosen(job: Job, session: SessionId) -> Attempt | None:
+    answer = job.answer(session)
+    assert isinstance(answer, Recovered)
+    return answer.checkpoint.attempt if answer.checkpoint is not None else None
+
+
+def refused(job: Job, session: SessionId) -> Reason:
+    answer = job.answer(session)
+    assert isinstance(answer, Refused)
+    return answer.refusal.reason
+
+
+def test_checkpoint_becomes_replicated_when_each_part_has_its_copies():
+    job = Job()
+    job.connect_all()
+    first = Attempt(1, 0)
+    waiting = job.commit(first, 10, Level.REPLICATED)
+    assert job.level(first) is Level.LOCAL
+    for node in range(3):
+        job.report(node, first, {node})
+    assert job.answer(waiting) is None
+    job.follow(first)
+    assert job.level(first) is Level.REPLICATED
+    assert job.answer(waiting) == LocalCommitted(Level.REPLICATED)
+
+
+def test_orders_name_own_part_copies_and_their_sources():
+    job = Job()
+    job.connect_all()
+    first = Attempt(1, 0)
+    job.commit(first, 10)
+    (order,) = job.orders("k1").checkpoints
+    assert order.ranks == (0, 1)
+    assert [(one.url, one.ranks) for one in order.sources] == [("http://k0", ())], "the manifest alone"
+    job.report(0, first, {0})
+    (order,) = job.orders("k1").checkpoints
+    assert [(one.url, one.ranks) for one in order.sources] == [("http://k0", (0,))]
+
+
+def test_peers_are_told_when_every_rank_has_its_keeper():
+    job = Job()
+    job.connect(0)
+    job.connect(1)
+    job.connect(2)
+    for name in ("k0", "k1", "k2"):
+        peers = [one for one in job.sent[job.sessions[name]] if isinstance(one, Peers)][-1]
+        assert [one.url for one in peers.keepers] == ["http://k0", "http://k1", "http://k2"]
+        assert peers.token == "secret"
+
+
+def test_job_resumes_from_a_copy_of_the_lost_node():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    held = {node: job.core.run(RUN).local.keepers.find(f"k{node}").holdings for node in range(3)}  # type: ignore[union-attr]
+    job.lose(2)
+    job.connect(2, generation=2)
+    for node in (0, 1):
+        job.lose(node)
+        job.connect(node, *held[node].values(), generation=2)
+    asked = [job.recover(2) for _ in range(3)]
+    assert {chosen(job, session) for session in asked} == {Attempt(1, 0)}
+    order = job.orders("k2").checkpoints[0]
+    assert {rank for source in order.sources for rank in source.ranks} == {0, 1, 2}
+    assert order.ranks == (1, 2)
+
+
+def test_decision_waits_for_keepers_with_the_missing_parts():
+    job = Job(replicas=0)
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.save(Attempt(1, 1), 20, copies=False)
+    job.lose(2)
+    job.connect(2, Holding(Attempt(1, 0), digest(Attempt(1, 0)), frozenset({2})), generation=1)
+    asked = job.recover(1)
+    assert job.answer(asked) is None
+    job.now += 4
+    job.step(Tick())
+    assert job.answer(asked) is None
+    job.now += 2
+    job.step(Tick())
+    assert chosen(job, asked) == Attempt(1, 0)
+    assert job.level(Attempt(1, 1)) is None, "it was abandoned"
+    session = job.commit(Attempt(1, 1), 20)
+    assert refused(job, session) is Reason.ATTEMPT_SUPERSEDED
+
+
+def test_decision_waits_longer_for_keepers_that_verify():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.restart()
+    for node in range(3):
+        job.connect(node, is_complete=False, generation=2)
+    asked = job.recover(2)
+    job.now += 100
+    job.step(Tick())
+    assert job.answer(asked) is None
+    for node in range(3):
+        job.report(node, Attempt(1, 0), {node})
+    assert chosen(job, asked) == Attempt(1, 0)
+
+
+def test_all_ranks_hear_one_decision_also_after_a_restart():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    first = job.recover(1)
+    job.restart()
+    late = job.recover(1)
+    assert chosen(job, first) == chosen(job, late) == Attempt(1, 0)
+
+
+def test_next_decision_does_without_the_copies_that_were_damaged():
+    job = Job(replicas=0)
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.save(Attempt(1, 1), 20)
+    assert chosen(job, job.recover(1)) == Attempt(1, 1)
+    job.report(1, Attempt(1, 1), set())
+    asked = job.recover(1, 1)
+    job.now += 6
+    job.step(Tick())
+    assert chosen(job, asked) == Attempt(1, 0)
+    assert refused(job, job.recover(1, 0)) is Reason.RECOVERY_SUPERSEDED
+
+
+def test_without_a_whole_local_checkpoint_shared_storage_is_resumed_from():
+    job = Job(replicas=0)
+    job.connect_all()
+    assert chosen(job, job.recover(1)) is None
+
+
+def test_newer_checkpoint_in_shared_storage_is_preferred():
+    job = Job(replicas=0)
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.commit(Attempt(1, 1), 20, persist_to="/shared")
+    for node in range(3):
+        job.report(node, Attempt(1, 1), {node}, persisted_ranks=frozenset({node}))
+    (order,) = [one for one in job.orders("k0").checkpoints if one.commit]
+    assert order.checkpoint.step == 20
+    assert not any(one.commit for one in job.orders("k1").checkpoints)
+    job.report(0, Attempt(1, 1), {0}, persisted_ranks=frozenset({0}), persisted_as="/shared/step-20")
+    assert job.level(Attempt(1, 1)) is Level.PERSISTED
+    job.lose(2)
+    job.connect(2, Holding(Attempt(1, 0), digest(Attempt(1, 0)), frozenset({2})))
+    asked = job.recover(1)
+    job.now += 6
+    job.step(Tick())
+    assert chosen(job, asked) is None
+
+
+def test_each_keeper_persists_what_it_wrote():
+    job = Job()
+    job.connect_all()
+    job.commit(Attempt(1, 0), 10, persist_to="/shared")
+    for node in range(3):
+        job.report(node, Attempt(1, 0), {node})
+    job.follow(Attempt(1, 0))
+    for node in range(3):
+        (order,) = job.orders(f"k{node}").checkpoints
+        assert order.persist == (node,)
+    job.lose(2)
+    (order,) = job.orders("k0").checkpoints
+    assert order.persist == (0, 2)
+
+
+def test_two_safe_checkpoints_are_kept():
+    job = Job()
+    job.connect_all()
+    for number in range(4):
+        job.save(Attempt(1, number), 10 * number)
+    assert [one.checkpoint.step for one in job.core.run(RUN).local.copies] == [20, 30]
+    assert [one.checkpoint.step for one in job.orders("k0").checkpoints] == [20, 30]
+    assert job.orders("k0").forget_before == Attempt(1, 4)
+
+
+def test_past_life_of_the_job_commits_nothing():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    for node in range(3):
+        job.report(node, Attempt(1, 0), {node})
+        session = job.session()
+        attachment = Attachment(2, 3, frozenset({node}), 1)
+        job.step(ReportKeeper(session, RUN, f"k{node}", (), True, attachment))
+        assert job.answer(session) == ReportTaken()
+    assert chosen(job, job.recover(2)) == Attempt(1, 0)
+    assert refused(job, job.commit(Attempt(1, 7), 20)) is Reason.ATTEMPT_SUPERSEDED
+
+
+def test_commit_may_be_repeated():
+    job = Job()
+    job.connect_all()
+    for _ in range(2):
+        assert job.answer(job.commit(Attempt(1, 0), 10)) == LocalCommitted(Level.LOCAL)
+    job.restart()
+    job.connect_all()
+    assert job.answer(job.commit(Attempt(1, 0), 10)) == LocalCommitted(Level.LOCAL)
+
+
+def test_report_needs_an_open_stream():
+    job = Job()
+    job.connect_all()
+    job.lose(1)
+    answer = job.report(1, Attempt(1, 0), {1})
+    assert isinstance(answer, Refused)
+    assert answer.refusal.reason is Reason.KEEPER_NOT_CONNECTED
+
+
+def test_second_stream_of_a_keeper_ends_the_first():
+    job = Job()
+    job.connect_all()
+    first = job.sessions["k1"]
+    job.connect(1)
+    assert refused(job, first) is Reason.SESSION_REPLACED
+    job.step(Disconnected(first))
+    assert job.core.run(RUN).local.keepers.find("k1").session == job.sessions["k1"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "holding",
+    [
+        Holding(Attempt(1, 0), b"another manifest", frozenset({2})),
+        Holding(Attempt(1, 0), digest(Attempt(1, 0)), frozenset({7})),
+        Holding(Attempt(0, 0), digest(Attempt(1, 0)), frozenset({2})),
+    ],
+)
+def test_parts_of_anything_else_do_not_count(holding: Holding):
+    job = Job(replicas=0)
+    job.connect_all()
+    job.commit(Attempt(1, 0), 10)
+    for node in range(2):
+        job.report(node, Attempt(1, 0), {node})
+    session = job.session()
+    job.step(ReportKeeper(session, RUN, "k2", (holding,), True))
+    assert job.core.run(RUN).local.copies[0].missing() == [2]

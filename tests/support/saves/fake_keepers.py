@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -227,6 +227,11 @@ class FakeLocalCheckpoints(local_pb2_grpc.LocalCheckpointServiceServicer):
         self.fails: list[grpc.StatusCode] = []
         """How the next calls end."""
         self.requests: list[pb.LocalCheckpointServiceCommitRequest] = []
+
+    def Keep(self, request: Any, context: Any) -> NoReturn:  # noqa: N802
+        raise NotImplementedError
+
+    Report = List = Keep
 
     def Commit(self, request: Any, context: Any) -> pb.LocalCheckpointServiceCommitResponse:  # noqa: N802
         self._fail(context)

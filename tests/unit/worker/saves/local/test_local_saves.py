@@ -199,7 +199,7 @@ def test_copies_that_can_never_be_read_lead_to_shared_storage(job: LocalJob, mon
     monkeypatch.setattr(type(job.nodes[1]), "_fetch", fetch_wrong)
     assert job.resume() == [1] * 3
     assert len([one for one in job.cluster.decisions if one[0] == 1]) == 2
-    asked = [said for path, said in job.nodes[1].asked if path == "/fetch" and said.get("damaged")]
+    asked = [said for path, said in job.nodes[1].asked if path == "/fetch" and said.get("verify")]
     assert asked, "the keeper is told"
 
 
@@ -285,7 +285,7 @@ def test_full_disk_fails_the_save_on_all_ranks_and_says_so(job: LocalJob, monkey
     job.begin().save(1)
     usage = shutil.disk_usage(job.folder)
     with monkeypatch.context() as patched:
-        patched.setattr(room.shutil, "disk_usage", lambda _: usage._replace(free=100))
+        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
         heard = job.all(lambda one, rank: one.save(2, state(2, rank)))
     assert [type(one) for one in heard] == [OSError] * 3
     assert heard[0].errno == errno.ENOSPC

@@ -8,28 +8,32 @@ from muster.worker.saves.local.recovery import MAX_DECISIONS, Next, Recovery
 LOST = Damage("a.distcp", "it is missing")
 
 
+def follows(recovery: Recovery) -> Next:
+    return recovery.next
+
+
 def test_local_checkpoint_is_loaded():
     recovery = Recovery(overwrites=True)
-    assert recovery.next is Next.ASK
+    assert follows(recovery) is Next.ASK
     recovery.decided(local=True)
-    assert recovery.next is Next.LOAD
+    assert follows(recovery) is Next.LOAD
     recovery.loaded("0-1", None, filled=True)
-    assert recovery.next is Next.DONE
+    assert follows(recovery) is Next.DONE
 
 
 def test_decision_without_a_local_checkpoint_leads_to_shared_storage():
     recovery = Recovery(overwrites=True)
     recovery.decided(local=False)
-    assert recovery.next is Next.SHARED
+    assert follows(recovery) is Next.SHARED
 
 
 def test_damage_leads_to_another_decision_up_to_a_bound():
     recovery = Recovery(overwrites=True)
     for _ in range(MAX_DECISIONS):
-        assert recovery.next is Next.ASK
+        assert follows(recovery) is Next.ASK
         recovery.decided(local=True)
         recovery.loaded("0-1", LOST, filled=True)
-    assert recovery.next is Next.SHARED
+    assert follows(recovery) is Next.SHARED
     assert recovery.damages == [LOST] * MAX_DECISIONS
 
 

@@ -122,7 +122,7 @@ class KeeperClient:
             FileNotFoundError: no keeper has it whole; the message says why.
             KeeperError: it cannot be fetched in time.
         """
-        body = {"attempt": attempt_name(attempt), "name": name, **({"damaged": True} if damaged else {})}
+        body = {"attempt": attempt_name(attempt), "name": name, **({"verify": True} if damaged else {})}
         answer = self._ask("POST", "/fetch", body, timeout, absent=True, patience=FETCH_PATIENCE)
         if answer.status in (http.client.NOT_FOUND, http.client.GONE):
             raise FileNotFoundError(answer.error)
@@ -138,6 +138,7 @@ class KeeperClient:
         return [
             KeptCheckpoint(parse_attempt(one["attempt"]), int(one["step"]), _level(one.get("level")))
             for one in said["checkpoints"]
+            if one["step"] is not None  # Else the coordinator has not told the keeper of it.
         ]
 
     def close(self) -> None:

@@ -158,6 +158,7 @@ class Rules:
 
     def check(self) -> None:
         """What must be so after each event."""
+        assert not self.abandoned & self.known.keys(), "an abandoned attempt is kept"
         uploads: set[tuple[Attempt, int]] = set()
         for node in self.connected():
             assert node.orders is not None, "a keeper is told its orders at once"

@@ -31,8 +31,6 @@ from muster.service.core.vocabulary.local import (
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
 
-FIRST = Attempt(0, 0)
-
 
 @dataclass(slots=True)
 class PendingRecovery:
@@ -352,9 +350,9 @@ class LocalTier:
         last = choice.attempt
         if last is None:
             persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]
-            last = persisted[-1] if persisted else FIRST
+            last = persisted[-1] if persisted else None
         for one in copies:
-            if one.attempt > last:
+            if last is None or one.attempt > last:
                 self._drop(one, effects)
                 self._refuse_waiting(one, effects)
         answer = self._answer(self.recovery)

@@ -1,9 +1,9 @@
 """How long a job does not train after it has lost a node with its disk: ``python -m benchmarks.local``.
 
 Four nodes of two ranks train and save, each rank a part of its own, 1 GiB together, and a spare stands by.
-Then a node is killed with its agent, ranks and keeper, and its disk is wiped. Jobs: Muster with local checkpoints,
-Muster on shared storage, and torchrun's ``c10d`` with ``dcp.async_save`` on the same storage. Shared storage
-passes 100 MB/s for all ranks together, and counts what is read.
+Then a node is killed with its agent, ranks and keeper, and its disk is wiped. Jobs: Muster with local
+checkpoints, Muster on shared storage, and torchrun's ``c10d`` with ``dcp.async_save`` on the same storage.
+Shared storage passes 100 MB/s for all ranks together, and counts what is read.
 """
 
 import argparse

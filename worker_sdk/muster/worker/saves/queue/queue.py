@@ -21,7 +21,6 @@ from muster.worker.saves.failure import failure_text
 from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.queue.calls import EMPTY_REPORT, Call, SaveTimings
 from muster.worker.saves.queue.groups import Group, default_barrier
-from muster.worker.saves.queue.queue_loop import QueueLoop
 from muster.worker.saves.queue.ledger import (
     Abandoned,
     Abort,
@@ -40,6 +39,7 @@ from muster.worker.saves.queue.ledger import (
     View,
     Wait,
 )
+from muster.worker.saves.queue.queue_loop import QueueLoop
 from muster.worker.saves.queue.save_traces import SaveTraces
 from muster.worker.saves.queue.voter import Voter
 from muster.worker.saves.request import AsyncRequest

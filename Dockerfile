@@ -14,6 +14,7 @@ COPY proto proto
 COPY service service
 COPY relay relay
 COPY watcher watcher
+COPY keeper keeper
 COPY client client
 COPY checkpoint checkpoint
 COPY worker_sdk worker_sdk

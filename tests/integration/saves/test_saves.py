@@ -326,7 +326,7 @@ def write():
 
 queue = AsyncCallsQueue(timeout=120)
 queue.schedule_async_request(AsyncRequest(write, (), [lambda: print("finalized aside")]))
-while rank == 0 and not queue._keeper.ledger.saves()[0][0].write._request is None:
+while rank == 0 and not queue._loop.ledger.saves()[0][0].write._request is None:
     time.sleep(0.01)
 while rank == 0 and queue._barrier._session._dialogue.groups["save"].pending is None:
     time.sleep(0.01)  # Until it has voted for what it wrote aside; rank 1 has not written yet.

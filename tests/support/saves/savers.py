@@ -202,7 +202,7 @@ class _Worker:
         else:
             with _when_written(self.saver, before):
                 self.saver.save(step, state)
-        write = self.saver._queue._keeper.ledger.saves()[-1][0].write
+        write = self.saver._queue._loop.ledger.saves()[-1][0].write
         # None where the save had failed on another rank before this one had its plan.
         if kill_after is not None and write is not None:
             _kill_later(write.pid, kill_after)

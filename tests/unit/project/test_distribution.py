@@ -21,6 +21,7 @@ SOURCES = {
     "muster/service": "service",
     "muster/relay": "relay",
     "muster/watcher": "watcher",
+    "muster/keeper": "keeper",
     "muster/client": "client",
     "muster/serving": "client",
     "muster/checkpoint": "checkpoint",

@@ -21,7 +21,7 @@ WORKER = "worker_sdk/muster/worker"
 CODE = [
     *(f"{SERVICE}/{path.name}" for path in sorted((ROOT / SERVICE).iterdir())),
     *(f"{WORKER}/{path.name}" for path in sorted((ROOT / WORKER).iterdir())),
-    *("checkpoint", "client", "relay", "watcher"),
+    *("checkpoint", "client", "relay", "watcher", "keeper"),
     *("benchmarks", "dev", "examples", "lab"),
     *("tests/contract", "tests/integration", "tests/support", "tests/unit"),
 ]

@@ -800,7 +800,7 @@ def test_what_rank_0_could_not_begin_leaves_nothing(job: Job, monkeypatch: pytes
         patched.setattr(zero, "_stage", fail)
         for step in (2, 3):
             one.save(step, state(step))
-            until(lambda: one._queue._keeper.ledger.saves()[0][0].write._request is None)
+            until(lambda: one._queue._loop.ledger.saves()[0][0].write._request is None)
             with pytest.raises(MemoryError):
                 zero.save(step, state(step))
             assert all("rank 0 failed: MemoryError" in heard for heard in job.heard())

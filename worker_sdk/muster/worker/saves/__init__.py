@@ -4,6 +4,8 @@ from muster.checkpoint.committed import Committed, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError
 from muster.checkpoint.version import LaterVersionError
 from muster.worker.saves.checkpointer import Checkpointer
+from muster.worker.saves.local.keeper_process import KeeperError
+from muster.worker.saves.local.level import Level
 from muster.worker.saves.queue.calls import SaveTimings
 from muster.worker.saves.queue.drop_in import abort_nvrx_checkpoint
 from muster.worker.saves.queue.queue import AsyncCallsQueue
@@ -19,7 +21,9 @@ __all__ = [
     "Committed",
     "CorruptCheckpointError",
     "ForkCaller",
+    "KeeperError",
     "LaterVersionError",
+    "Level",
     "PersistentCaller",
     "SaveTimings",
     "TorchAsyncCheckpoint",

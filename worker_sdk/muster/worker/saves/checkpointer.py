@@ -9,6 +9,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -26,8 +27,11 @@ from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, BarrierError
 from muster.worker.groups.write_report import WriteReport
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.limits import check_timeout
+from muster.worker.saves.limits import check_local, check_timeout
 from muster.worker.saves.loading import AgreedLoad
+from muster.worker.saves.local.level import Level, WaitFor
+from muster.worker.saves.local.local_load import LocalLoad
+from muster.worker.saves.local.tier import LocalTier
 from muster.worker.saves.memory.huge_pages import HugePages
 from muster.worker.saves.memory.staging import (
     Held,
@@ -43,7 +47,8 @@ from muster.worker.saves.queue.groups import default_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.storage.checkpoint_storage import PendingCheckpoint
-from muster.worker.saves.storage.open_storage import open_storage
+from muster.worker.saves.storage.lazy_storage import LazyStorage
+from muster.worker.saves.storage.open_storage import absolute, open_storage
 from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of
 from muster.worker.saves.storage.reading import VerifyingReader
 from muster.worker.saves.storage.written import check_whole
@@ -68,9 +73,17 @@ class Checkpointer:
             ``"off"``: do not.
         storage_options: of a bucket, what fsspec's implementation of its scheme takes, such as
             ``{"profile": "training"}``; default: what that finds by itself.
+        local: a folder on each node's own disk, or in its memory (tmpfs). Saves go there. The node's keeper,
+            a process that is started if there is none, copies each rank's part to other nodes. The job
+            resumes from these copies, without shared storage, after any loss that leaves one copy of each
+            part. Default: saves go to ``folder`` directly.
+        replicas: with ``local``: on how many further nodes each part is to be.
+        persist_every: with ``local``: the first save of this object goes to ``folder`` too, and then each
+            so many. Keepers copy it there in the background.
 
     Raises:
         ConnectError: the coordinator could not be reached.
+        KeeperError: this node's keeper cannot be started; the message has the end of its log.
         RefusedError: it refused this process.
         OSError: the folder or bucket is not there, or cannot be written.
         ValueError: the address or an argument is not valid, or the barrier does not have all ranks.
@@ -89,10 +102,14 @@ class Checkpointer:
         on_saved: Callable[[SaveTimings], None] | None = None,
         verify: Verify = "load",
         storage_options: Mapping[str, Any] | None = None,
+        local: str | Path | None = None,
+        replicas: int = 1,
+        persist_every: int = 1,
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: it must be above 0, or None to keep all.")
         check_timeout(timeout)
+        check_local(local, replicas, persist_every, storage_options)
         self._folder = folder
         self._keep_last = keep_last
         self._copy = copy
@@ -104,10 +121,26 @@ class Checkpointer:
                 f"the barrier has only ranks {list(self._barrier.participants)}, and all ranks of torch's "
                 "process group write a checkpoint. Give a barrier without participants."
             )
-        self._storage = open_storage(folder, storage_options, self._barrier.run_id)
-        if self._leads:
+        opens = partial(open_storage, folder, storage_options, self._barrier.run_id)
+        # A job that resumes from local copies does not even look at shared storage. Keepers write there, and
+        # remove what they have left.
+        self._storage = opens() if local is None else LazyStorage(opens)
+        if self._leads and local is None:
             self._storage.take_over()
         self._load = AgreedLoad(self._barrier, self._storage, timeout, verify=verify == "load")
+        self._tier: LocalTier | None = None
+        self._recover: AgreedLoad | LocalLoad = self._load
+        if local is not None:
+            self._tier = LocalTier(
+                self._barrier,
+                Path(local).absolute(),
+                replicas=replicas,
+                persist_every=persist_every,
+                persist_to=absolute(folder),
+                keep_persisted=keep_last or 0,
+                timeout=timeout,
+            )
+            self._recover = self._tier.load(self._load, verify=verify == "load")
         self._planning = Planning(self._barrier, timeout)
         self._queue = AsyncCallsQueue(barrier=self._barrier, timeout=timeout, on_saved=on_saved)
         self._buffers = HostBuffers()
@@ -123,7 +156,14 @@ class Checkpointer:
 
     # ------------------------------------------------------------------ saving
 
-    def save(self, step: int, state_dict: dict[str, Any], *, planner: SavePlanner | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state_dict: dict[str, Any],
+        *,
+        planner: SavePlanner | None = None,
+        wait_for: WaitFor = "local",
+    ) -> None:
         """Begin to save the state as it is now; all ranks must call it. Training goes on meanwhile.
 
         If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
@@ -133,12 +173,17 @@ class Checkpointer:
             step: the step's number, from 0.
             state_dict: what :func:`torch.distributed.checkpoint.save` takes, ``Stateful`` objects among it.
             planner: as for that function; default: torch's.
+            wait_for: with ``local``, the level at which the save is finalized: ``"local"`` when every rank
+                has written on its node; ``"replicated"`` when each part is on ``replicas`` further nodes,
+                too; ``"persisted"`` when it is in shared storage, to which it then goes in any case. The
+                default waits for no network, and :meth:`level` says later how far a step has got.
 
         Raises:
             TypeError: the step is not a whole number.
             ValueError: the step is negative, committed already, or under way; or torch's process group is not
-                of the barrier's ranks; or the planner caches plans.
-            MemoryError: there is not enough free memory for a copy.
+                of the barrier's ranks; or the planner caches plans; or there is no such level.
+            MemoryError: there is not enough free memory for a copy, or for a local folder in memory.
+            OSError: there is no room for the save.
             MusterError: it is closed.
             Exception: what the plan raised, or the fork.
         """
@@ -152,7 +197,8 @@ class Checkpointer:
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         number = self._queue.next_idx
         life = SaveAttempt(self._barrier.generation, self._first + number)
-        pending = self._storage.pending(step, life)
+        tier, level = self._tier, self._level(wait_for)
+        pending = self._storage.pending(step, life) if tier is None else tier.pending(number, life, level)
         planner = planner or DefaultSavePlanner()
         _check_planner(planner)
         name = f"step {step}"
@@ -161,7 +207,7 @@ class Checkpointer:
         shared = self._huge_pages.saving([])
 
         def clean() -> None:
-            if self._leads:
+            if self._leads and tier is None:  # Else the keepers remove what is left.
                 self._storage.sweep(self._keep_last, life, self._load.used, self._load.excluded)
             self._huge_pages.renew(shared)
 
@@ -176,6 +222,7 @@ class Checkpointer:
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
             negotiation = self._planning.begin(name, pending, planner.create_local_plan(), planner)
             final = planner.finish_plan(negotiation.share())
+            pending.check_room(_planned_bytes(final))
 
             def write() -> None:
                 # Nobody reads these checksums (torch neither), and they take as long as all the rest.
@@ -190,6 +237,8 @@ class Checkpointer:
             def commit(decision: Decision) -> None:
                 if self._leads:
                     self._commit(step, pending, negotiation.metadata(), decision)
+                elif tier is not None:
+                    tier.attach_again()
 
             self._queue.schedule_async_request(
                 AsyncRequest(write, (), []),
@@ -238,12 +287,22 @@ class Checkpointer:
         """Refuse a step that cannot be saved now. Another rank may see it otherwise, so the save counts."""
         if step in self._steps.values():
             raise ValueError(f"step {step} is being saved already, or not finalized. Save another step.")
-        path = self._storage.committed(step)
+        path = None if self._tier is not None else self._storage.committed(step)
         if path is not None:
             raise ValueError(f"step {step} is committed already, as {path}. Save another, or remove it.")
 
+    def _level(self, wait_for: WaitFor) -> Level:
+        if self._tier is None and wait_for != "local":
+            raise ValueError(
+                f'wait_for = "{wait_for}" is of saves with local=…. Without it, a save is finalized when it '
+                "is in shared storage: leave wait_for out."
+            )
+        return Level.of(wait_for)
+
     def _commit(self, step: int, pending: PendingCheckpoint, metadata: Metadata, decision: Decision) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and make the save a checkpoint."""
+        if self._tier is not None:
+            self._tier.attach_again()
         notes = pending.take([_written(rank) for rank in range(self._barrier.world_size)])
         writes = [RankWrite.decode(note) for note in notes]
         results = [write.results for write in writes]
@@ -284,6 +343,24 @@ class Checkpointer:
             self._forget(done[-1])
         return steps
 
+    def level(self, step: int) -> Level | None:
+        """Return how durable a saved step is by now; without ``local`` it is always in shared storage.
+
+        Args:
+            step: the step.
+
+        Returns:
+            Its level, as this node's keeper was last told: it never says too much. None if the keeper has no
+            part of it: it was not saved, it is too old, or it is another node's.
+
+        Raises:
+            KeeperError: the keeper does not answer.
+            OSError: without ``local``, shared storage cannot be looked at.
+        """
+        if self._tier is not None:
+            return self._tier.level(step)
+        return None if self._storage.committed(step) is None else Level.PERSISTED
+
     def _forget(self, last: int) -> None:
         """The saves up to this one are over."""
         self._steps = {number: step for number, step in self._steps.items() if number > last}
@@ -300,13 +377,16 @@ class Checkpointer:
             self._queue.close()
         finally:
             self._planning.close()
+            if self._tier is not None:
+                self._tier.close()
 
     # ------------------------------------------------------------------ loading
 
     def latest(self) -> Committed | None:
-        """Return the whole checkpoint that was committed last, as this rank sees it.
+        """Return the whole checkpoint that was committed last in shared storage, as this rank sees it.
 
-        To resume, call :meth:`resume`: another rank may see another one.
+        With ``local``, there may be a newer one on the nodes. To resume, call :meth:`resume`: another rank
+        may see another one.
 
         Raises:
             OSError: it cannot be looked for.
@@ -319,13 +399,19 @@ class Checkpointer:
         Every rank verifies what it loads. If one finds damage, all ranks load the checkpoint before it, and
         the damaged one is marked, so that no later life of the job resumes from it.
 
+        With ``local``, the coordinator decides once for all ranks: the newest step of which each part is on a
+        node, or else the newest in shared storage. Nothing is read from shared storage while a local one is
+        loaded. A rank reads through its node's keeper, which fetches what the node does not have. If a rank
+        cannot get a part whole, all ranks ask for another decision.
+
         Args:
             state_dict: what :func:`torch.distributed.checkpoint.load` takes; it is filled in place, resharded
                 if the world size has changed.
             planner: as for that function. ``DefaultLoadPlanner(allow_partial_load=True)`` skips missing keys.
 
         Returns:
-            The checkpoint, the same on all ranks; None before the first commit.
+            The checkpoint, the same on all ranks; None before the first commit. The path of a local one is
+            its folder on this node, which may have only some of its parts.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, and all are damaged; or one was found damaged while
@@ -338,7 +424,7 @@ class Checkpointer:
         overwrites = planner is None or (
             type(planner) is DefaultLoadPlanner and not planner.allow_partial_load
         )
-        return self._load.newest(self._loader(state_dict, planner), overwrites=overwrites)
+        return self._recover.newest(self._loader(state_dict, planner), overwrites=overwrites)
 
     def load(
         self,

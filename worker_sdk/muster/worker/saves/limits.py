@@ -1,6 +1,9 @@
 """The allowed values of the settings of saves."""
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 
 def check_timeout(timeout: float) -> None:
@@ -14,3 +17,29 @@ def check_timeout(timeout: float) -> None:
     """
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout = {timeout}: it must be a finite number of seconds above 0.")
+
+
+def check_local(
+    local: str | Path | None, replicas: int, persist_every: int, storage_options: Mapping[str, Any] | None
+) -> None:
+    """Refuse settings of local saves that are not usable.
+
+    Args:
+        local: the folder on each node; None: there are no local saves.
+        replicas: further nodes for each part.
+        persist_every: which saves go to shared storage.
+        storage_options: of shared storage.
+
+    Raises:
+        ValueError: one is not usable, or is given without ``local``.
+    """
+    for name, value, least, default in (("replicas", replicas, 0, 1), ("persist_every", persist_every, 1, 1)):
+        if value < least:
+            raise ValueError(f"{name} = {value}: it must be at least {least}.")
+        if local is None and value != default:
+            raise ValueError(f"{name} = {value} is of local saves. Give local=…, or leave it out.")
+    if local is not None and storage_options:
+        raise ValueError(
+            "storage_options with local=…: the keeper of each node copies to the bucket, and takes its "
+            "options from the environment alone. Set them there, such as AWS_PROFILE or AWS_ENDPOINT_URL."
+        )

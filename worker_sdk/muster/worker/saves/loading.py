@@ -1,37 +1,28 @@
 """Loads a checkpoint in agreement of all ranks: all load the same bytes, or all step down together.
 
-Rank 0 chooses a checkpoint, and tells all ranks at a barrier. Each rank reads the metadata that a load needs,
-and all ranks meet. Then each rank loads and verifies every item, and all meet again. If a rank finds damage,
-rank 0 marks the checkpoint and chooses the one before it. That load overwrites what was loaded. If a rank
-fails in another way, the load fails on all ranks, with that rank's reason.
+Rank 0 chooses a checkpoint, and tells all ranks at a barrier. They load it as :mod:`.agreement` says. If a
+rank finds damage, rank 0 marks the checkpoint and chooses the one before it. That load overwrites what was
+loaded.
 """
 
 import json
 import logging
-import socket
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from muster.checkpoint.committed import Committed, committed_from, seal, unseal
 from muster.checkpoint.damage import CorruptCheckpointError, Damage, DamageError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.errors import MusterError, error_for
-from muster.worker.saves.failure import failure_text
+from muster.worker.saves.agreement import Agreement, Load
 from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage
-from muster.worker.saves.storage.reading import Opened, VerifyingReader, open_checkpoint
+from muster.worker.saves.storage.reading import Opened, open_checkpoint
 
 logger = logging.getLogger(__name__)
 
 MAX_NAMED = 8
 """Number of damaged checkpoints that rank 0 names to the others, at most."""
-BROKEN = b"broken"
-"""The payload of a rank whose collective failed: another rank is to blame, and the coordinator names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class Chosen:
         return cls(committed_from(unseal(said["marker"].encode()), locate(said["name"])), damaged)
 
 
-class AgreedLoad:
+class AgreedLoad(Agreement):
     """Loads a job's checkpoints on one rank, in agreement with all others.
 
     Args:
@@ -80,20 +71,15 @@ class AgreedLoad:
     def __init__(
         self, barrier: GrpcBarrier, storage: CheckpointStorage, timeout: float, *, verify: bool
     ) -> None:
-        self._barrier = barrier.sibling(f"{barrier.prefix}/load")
+        super().__init__(barrier.sibling(f"{barrier.prefix}/load"), timeout)
         self._storage = storage
-        self._timeout = timeout
         self._verify = verify
         self.excluded: frozenset[str] = frozenset()
         """On rank 0: damaged checkpoints that could not be marked. Retention must not count them."""
-        self._filled = False
-        """Whether something may have been loaded into the state."""
         self.used: tuple[Path | str, ...] = ()
         """The checkpoint that is being loaded, which retention must leave."""
-        self._left = False
-        """Whether this rank has left a load in whose midst the others may still be."""
 
-    def newest(self, load: Callable[[VerifyingReader], None], *, overwrites: bool = True) -> Committed | None:
+    def newest(self, load: Load, *, overwrites: bool = True) -> Committed | None:
         """Load the newest whole checkpoint.
 
         Args:
@@ -131,7 +117,7 @@ class AgreedLoad:
                 )
             logger.error("%s is damaged; all ranks load the one before: %s", chosen.made.path, damage)
 
-    def named(self, path: Path | str, load: Callable[[VerifyingReader], None]) -> Committed:
+    def named(self, path: Path | str, load: Load) -> Committed:
         """Load the checkpoint that all ranks name.
 
         Raises:
@@ -177,12 +163,7 @@ class AgreedLoad:
         Raises:
             MusterError: the last load ended before this rank heard how it ends.
         """
-        if self._left:
-            raise MusterError(
-                "the last load ended here before this rank heard from the coordinator how it ends, and the "
-                "other ranks may be in the midst of it. Build the state again, and restart the job on all "
-                "ranks."
-            )
+        self._check_in_step()
         payload, error, mine = named.encode(), None, None
         if self._barrier.rank == 0:
             try:
@@ -225,37 +206,21 @@ class AgreedLoad:
 
     # ------------------------------------------------------------------ one attempt
 
-    def _attempt(self, made: Committed, load: Callable[[VerifyingReader], None]) -> Damage | None:
-        """Load a checkpoint on all ranks.
-
-        Returns:
-            Its damage, the same on all ranks; None if it was loaded.
-        """
+    def _attempt(self, made: Committed, load: Load) -> Damage | None:
         self.used = (made.path,)
-        self._filled = False
         try:
-            opened, damage = self._open(made)
-            if opened is None:
-                return damage
-            if self._verify and opened.manifest is None:
-                logger.warning("%s has no digests: it is loaded unverified", made.path)
-            return self._load(opened, load)
+            return super()._attempt(made, load)
         finally:
             self.used = ()
 
-    def _open(self, made: Committed) -> tuple[Opened | None, Damage | None]:
-        opened, found, error = None, None, None
-        try:
-            if self._barrier.rank:
-                self._check_same(made)
-            source = self._storage.source(made)
-            opened = open_checkpoint(made, source, verify=self._verify, sizes=self._barrier.rank == 0)
-        except DamageError as damaged:
-            found = self._own(damaged.damage)
-        except BaseException as failed:
-            error = failed
-        damage = self._judge(made, self._meet(error, _encoded(found)))
-        return (None if damage is not None else opened), damage
+    def _read_first(self, made: Committed) -> Opened:
+        if self._barrier.rank:
+            self._check_same(made)
+        source = self._storage.source(made)
+        opened = open_checkpoint(made, source, verify=self._verify, sizes=self._barrier.rank == 0)
+        if self._verify and opened.manifest is None:
+            logger.warning("%s has no digests: it is loaded unverified", made.path)
+        return opened
 
     def _check_same(self, made: Committed) -> None:
         """Check that this rank finds the same checkpoint as rank 0."""
@@ -266,68 +231,18 @@ class AgreedLoad:
                 f"{made}, and this rank {mine}. Give all ranks the same shared folder or bucket."
             )
 
-    def _load(self, opened: Opened, load: Callable[[VerifyingReader], None]) -> Damage | None:
-        found: Damage | None = None
-        error: BaseException | None = None
-        self._filled = True
-        try:
-            load(VerifyingReader(opened))
-        except BaseException as failed:
-            error = failed
-            if isinstance(failed, CheckpointException):
-                # All ranks have this exception. Each votes on its own failure in it.
-                rank = dist.get_rank() if dist.is_initialized() else 0
-                error = failed.failures[rank][0] if rank in failed.failures else None
-        if isinstance(error, DamageError):
-            found, error = self._own(error.damage), None
-        if error is not None and _of_a_collective(error):
-            self._hear_who_is_lost(opened.made, error)
-        if isinstance(error, Exception) and not isinstance(error, MusterError):
-            error = _wrapped(opened.made, error)
-        decision = self._meet(error, _encoded(found))
-        if BROKEN in decision.payloads.values():
-            raise MusterError(
-                f"{opened.made.path} is not loaded on all ranks: a collective of torch's failed on some."
-            )
-        return self._judge(opened.made, decision)
-
-    def _hear_who_is_lost(self, made: Committed, error: BaseException) -> NoReturn:
-        """Raise the coordinator's error for the rank that is to blame for a failed collective."""
-        decision = self._vote(None, BROKEN)
-        raise (_wrapped(made, error) if decision.released else error_for(decision)) from error
-
-    def _own(self, damage: Damage) -> Damage:
-        return replace(damage, rank=self._barrier.rank, host=socket.gethostname())
-
-    # ------------------------------------------------------------------ what all ranks hear
-
-    def _vote(self, failure: str | None, payload: bytes, *, begins: bool = False) -> Decision:
-        self._left = not begins
-        decision = self._barrier.vote(failure, self._timeout, payload)
-        self._left = False
-        return decision
-
-    def _meet(self, error: BaseException | None, payload: bytes, *, begins: bool = False) -> Decision:
-        """Meet all ranks. If one fails, all fail."""
-        decision = self._vote(None if error is None else failure_text(error), payload, begins=begins)
-        if error is not None:
-            raise error
-        if not decision.released:
-            raise error_for(decision)
-        return decision
+    # ------------------------------------------------------------------ damage
 
     def _judge(self, made: Committed, decision: Decision) -> Damage | None:
         """Return the damage that a rank found, if any; rank 0 records it."""
-        found = [_decoded(word) for _, word in sorted(decision.payloads.items()) if word]
-        if not found:
-            return None
-        if self._barrier.rank == 0:
+        found = super()._judge(made, decision)
+        if found is not None and self._barrier.rank == 0:
             try:
-                self._storage.mark_damaged(made, found[0])
+                self._storage.mark_damaged(made, found)
             except OSError as error:
                 self.excluded |= {str(made.path)}
                 logger.warning("%s cannot be marked as damaged: %s", made.path, error)
-        return found[0]
+        return found
 
     def _corrupt(self, damaged: tuple[str, ...], found: list[Damage]) -> CorruptCheckpointError:
         what = "; ".join(damaged) or "; ".join(map(str, found))
@@ -336,23 +251,3 @@ class AgreedLoad:
             "again before training. Restore the files, or save to another place.",
             tuple(found),
         )
-
-
-def _wrapped(made: Committed, error: BaseException) -> RuntimeError:
-    wrapped = RuntimeError(f"{made.path} cannot be loaded: {error}")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _of_a_collective(error: BaseException) -> bool:
-    """Return whether a collective failed, as far as its error tells: then another rank is to blame."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
-
-
-def _encoded(damage: Damage | None) -> bytes:
-    return b"" if damage is None else json.dumps(asdict(damage)).encode()
-
-
-def _decoded(word: bytes) -> Damage:
-    said: Mapping[str, Any] = json.loads(word)
-    return Damage(**said)

@@ -5,7 +5,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 
 def attempt_superseded(run_id: str, attempt: Attempt) -> Refusal:
-    """Return the refusal of a checkpoint that is not newer than all others: invariant 42."""
+    """Return the refusal of a checkpoint that is not newer than all others: invariant 21."""
     return Refusal(
         Reason.ATTEMPT_SUPERSEDED,
         f"attempt {attempt.generation}-{attempt.number} to save run {run_id} is over: a later attempt was "

@@ -24,7 +24,7 @@ from lab.patience import PATIENCE, until
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError, OutcomeUnknownError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller, SaveTimings, abort_nvrx_checkpoint
-from muster.worker.saves.queue import groups, keeper, voter
+from muster.worker.saves.queue import groups, queue_loop, voter
 from muster.worker.saves.queue import queue as module
 from muster.worker.saves.queue.ledger import Ledger, QueueState
 from muster.worker.saves.writers import callers
@@ -68,7 +68,7 @@ def threads_of_queues() -> set[threading.Thread]:
 
 
 def decided(queue: AsyncCallsQueue) -> int:
-    return queue._keeper.view.ready
+    return queue._loop.view.ready
 
 
 # ---------------------------------------------------------------------- in order
@@ -313,7 +313,7 @@ def away_until_closing(barrier: FakeBarrier, queues: list[AsyncCallsQueue]) -> N
     """The coordinator does not answer a vote before the queue closes, nor then."""
 
     def vote(*_: Any, **__: Any) -> Decision:
-        until(lambda: queues[0]._keeper.view.state is QueueState.CLOSING)
+        until(lambda: queues[0]._loop.view.state is QueueState.CLOSING)
         raise gone()
 
     barrier.vote = vote  # type: ignore[method-assign]
@@ -383,7 +383,7 @@ def test_cleaning_up_comes_after_the_decision_and_cannot_change_it(barrier: Fake
     with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
 
         def clean() -> None:
-            told.append(queue._keeper.view.ready == 1)
+            told.append(queue._loop.view.ready == 1)
             raise OSError("cannot remove")
 
         queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=clean)
@@ -542,7 +542,7 @@ def refuse_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", start)
 
 
-@pytest.mark.parametrize("name", [keeper.KEEPER, keeper.VOTER])
+@pytest.mark.parametrize("name", [queue_loop.LOOP, queue_loop.VOTER])
 def test_queue_is_not_made_where_no_thread_can_be_started(
     barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch, name: str
 ):
@@ -557,7 +557,7 @@ def test_ended_queue_closes_without_a_thread(barrier: FakeBarrier, monkeypatch: 
     """As at the exit of Python 3.12 and newer, where none can be started any more."""
     queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]
     queue.close(abort=True)
-    refuse_threads(keeper.KEEPER, monkeypatch)
+    refuse_threads(queue_loop.LOOP, monkeypatch)
     queue.close()
     with pytest.raises(MusterError, match="closed"):
         queue.schedule_async_request(AsyncRequest(nothing, (), []))
@@ -658,7 +658,7 @@ def test_writer_that_starts_too_late_is_reaped_where_no_thread_can_be_started(
         def start(self, request: AsyncRequest) -> Write:
             with pytest.raises(AsyncSaveError, match="its queue was closed while it was begun"):
                 made[0].close()
-            for name in (keeper.KEEPER, keeper.VOTER):
+            for name in (queue_loop.LOOP, queue_loop.VOTER):
                 refuse_threads(name, monkeypatch)
             return super().start(request)
 
@@ -686,12 +686,12 @@ def test_looking_at_an_open_queue_waits_for_no_thread(
     queue: AsyncCallsQueue, monkeypatch: pytest.MonkeyPatch
 ):
     queue.schedule_async_request(AsyncRequest(nothing, (), []))
-    until(lambda: decided(queue) == 1 and queue._keeper.settled())
+    until(lambda: decided(queue) == 1 and queue._loop.settled())
     with monkeypatch.context() as patched:
-        patched.setattr(queue._keeper, "post", lambda _: pytest.fail("the thread was asked"))
+        patched.setattr(queue._loop, "post", lambda _: pytest.fail("the thread was asked"))
         queue.check_open()
         assert (queue.next_idx, queue.get_num_unfinalized_calls()) == (1, 1)
-    queue._keeper._marks.append(None)  # As an interrupt may leave it.
+    queue._loop._marks.append(None)  # As an interrupt may leave it.
     assert (queue.next_idx, queue.get_num_unfinalized_calls()) == (1, 1)
 
 
@@ -829,12 +829,12 @@ def interrupt_at(moment: int, failure: bool) -> tuple[bool, int]:
     """Schedule a save, interrupted at one of the moments at which it can be, and another one.
 
     Signals are looked at when a function begins, and when one that is not written in Python has returned.
-    Interrupted are the functions of the queue and its keeper, on the calling thread.
+    Interrupted are the functions of the queue and its loop, on the calling thread.
 
     Returns:
         Whether it was interrupted, and how many votes there were.
     """
-    files = {module.__file__, keeper.__file__}
+    files = {module.__file__, queue_loop.__file__}
     left, previous, of_python = moment, 0, False
 
     def look() -> None:

@@ -90,7 +90,7 @@ def test_file_that_cannot_be_written_is_closed_and_raises(tmp_path: Path, monkey
 def test_only_measured_file_systems_are_written_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, direct: bool
 ):
-    monkeypatch.setattr(direct_file, "_file_system_of", lambda device: kind)
+    monkeypatch.setattr(direct_file, "file_system_of", lambda device: kind)
     with DirectFileSystem().create_stream(tmp_path / "file", "wb") as stream:
         assert isinstance(stream, DirectFile) == direct
         stream.write(b"content")
@@ -99,5 +99,5 @@ def test_only_measured_file_systems_are_written_directly(
 
 
 def test_file_system_of_a_folder_is_found():
-    assert direct_file._file_system_of(Path("/proc").stat().st_dev) == "proc"
-    assert direct_file._file_system_of(os.makedev(4000, 1)) is None
+    assert direct_file.file_system_of(Path("/proc").stat().st_dev) == "proc"
+    assert direct_file.file_system_of(os.makedev(4000, 1)) is None

@@ -310,7 +310,7 @@ def check_memory(wanted: int) -> None:
     Raises:
         MemoryError: that is more than :data:`SPARE_MEMORY` of this rank's part.
     """
-    ranks = _local_ranks()
+    ranks = local_ranks()
     free = available_memory() // ranks
     if not fits(wanted, free):
         part = f" for each of this node's {ranks} ranks ({LOCAL_WORLD_SIZE})" if ranks > 1 else ""
@@ -321,7 +321,8 @@ def check_memory(wanted: int) -> None:
         )
 
 
-def _local_ranks() -> int:
+def local_ranks() -> int:
+    """Return the number of ranks on this node, as torchrun says; 1 if it does not."""
     given = os.environ.get(LOCAL_WORLD_SIZE, "")
     return max(1, int(given)) if given.isdecimal() else 1
 

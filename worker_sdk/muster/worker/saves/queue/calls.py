@@ -62,7 +62,7 @@ class Call:
     report: WriteReport = EMPTY_REPORT
     """The step and the bytes of this rank's part, for people."""
     ticket: weakref.ref[Any] | None = None
-    """Tells the keeper that the caller's frame is gone."""
+    """Tells the loop that the caller's frame is gone."""
     idx: int = -1
     """Its number; -1 until it is reserved."""
     write: Write | None = None

@@ -1,6 +1,6 @@
 """The state of a queue of saves: a pure function of events to effects, without threads, clocks or I/O.
 
-The keeper thread feeds events in, one after the other, and carries the effects out. A save is opaque here:
+The loop thread feeds events in, one after the other, and carries the effects out. A save is opaque here:
 any object that stands for it. The tables :data:`QUEUE_MOVES` and :data:`SAVE_MOVES` say every change of
 state that can happen.
 """

@@ -21,7 +21,6 @@ from muster.worker.saves.failure import failure_text
 from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.queue.calls import EMPTY_REPORT, Call, SaveTimings
 from muster.worker.saves.queue.groups import Group, default_barrier
-from muster.worker.saves.queue.keeper import Keeper
 from muster.worker.saves.queue.ledger import (
     Abandoned,
     Abort,
@@ -40,6 +39,7 @@ from muster.worker.saves.queue.ledger import (
     View,
     Wait,
 )
+from muster.worker.saves.queue.queue_loop import QueueLoop
 from muster.worker.saves.queue.save_traces import SaveTraces
 from muster.worker.saves.queue.voter import Voter
 from muster.worker.saves.request import AsyncRequest
@@ -120,19 +120,19 @@ class AsyncCallsQueue:
         self._on_saved = on_saved
         self._traces = SaveTraces(self._barrier)
         voter = Voter(self._barrier, commits, timeout, self._traces)
-        self._keeper = Keeper(Group.of(self._barrier), self._caller, voter)
+        self._loop = QueueLoop(Group.of(self._barrier), self._caller, voter)
         # An interrupt can hide in __del__, but not in this.
-        self._keeper.watched = weakref.ref(self, self._keeper.putter(Forget()))
+        self._loop.watched = weakref.ref(self, self._loop.putter(Forget()))
         self.check_open()
         _queues.add(self)
 
     def __del__(self) -> None:
         """Nobody holds it any more, and all that it scheduled is decided. Nothing here may wait."""
-        keeper: Keeper | None = getattr(self, "_keeper", None)
-        if keeper is None or os.getpid() != self._owner or sys.is_finalizing():
+        loop: QueueLoop | None = getattr(self, "_loop", None)
+        if loop is None or os.getpid() != self._owner or sys.is_finalizing():
             return
-        view = keeper.view
-        keeper.drop_group()
+        view = loop.view
+        loop.drop_group()
         if view.state is QueueState.OPEN and view.unfinalized:
             logger.warning("%d saves were not finalized: their queue is gone", view.unfinalized)
 
@@ -234,10 +234,10 @@ class AsyncCallsQueue:
             if request.async_fn is not None:
                 # No signal is handled between the end of a function in Python and the next instruction.
                 call.write = self._caller.start(request)
-            self._keeper.post(Filled(call))
+            self._loop.post(Filled(call))
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it soon, and stay in step.
-            self._keeper.post(Abandoned(call, failure_text(error)))
+            self._loop.post(Abandoned(call, failure_text(error)))
             raise
         finally:
             del ticket
@@ -276,7 +276,7 @@ class AsyncCallsQueue:
 
     def _ticket(self, call: Call, reason: str) -> _Ticket:
         ticket = _Ticket()
-        call.ticket = weakref.ref(ticket, self._keeper.putter(Abandoned(call, reason)))
+        call.ticket = weakref.ref(ticket, self._loop.putter(Abandoned(call, reason)))
         return ticket
 
     def _reserve(self, call: Call) -> int:
@@ -315,7 +315,7 @@ class AsyncCallsQueue:
             BarrierError: without ``no_dist``, a save was committed, and another rank failed to finalize it.
             Exception: what a finalize function raised.
         """
-        if no_dist and not blocking and not self._keeper.view.ready:
+        if no_dist and not blocking and not self._loop.view.ready:
             return []
         ready = self._ready(blocking, no_dist)
         # Waiting for all, a rank may have less to finalize than one that has not looked by itself before: all
@@ -343,7 +343,7 @@ class AsyncCallsQueue:
     def abort(self, reason: str) -> None:
         """End every write that is under way: its save fails, for all ranks."""
         self._check_owner()
-        self._keeper.post(EndWrites(reason))
+        self._loop.post(EndWrites(reason))
 
     def close(self, abort: bool = False) -> None:
         """Finalize every save that was scheduled, and let go of the writers; no child is left.
@@ -402,16 +402,16 @@ class AsyncCallsQueue:
         """What starts its writes: nvidia-resiliency-ext's tests look at it."""
         return self._caller
 
-    # ------------------------------------------------------------------ what it asks the keeper
+    # ------------------------------------------------------------------ what it asks the loop
 
     def _look(self) -> View:
-        if self._keeper.settled():
-            return self._keeper.view  # This needs no switch to the keeper's thread.
+        if self._loop.settled():
+            return self._loop.view  # This needs no switch to the loop's thread.
         view: View = self._ask(Look)
         return view
 
     def _ask(self, question: Callable[[SimpleQueue[Any]], Event]) -> Any:  # noqa: ANN401
-        """Post a question, and wait for the keeper's answer."""
+        """Post a question, and wait for the loop's answer."""
         answer = self._post(question).get()
         if isinstance(answer, BaseException):
             raise answer
@@ -420,7 +420,7 @@ class AsyncCallsQueue:
     def _post(self, question: Callable[[SimpleQueue[Any]], Event]) -> SimpleQueue[Any]:
         self._check_owner()
         asker: SimpleQueue[Any] = SimpleQueue()
-        self._keeper.post(question(asker))
+        self._loop.post(question(asker))
         return asker
 
     def _check_owner(self) -> None:
@@ -431,7 +431,7 @@ class AsyncCallsQueue:
             )
 
     def _refuse_own_threads(self, what: str) -> None:
-        if self._keeper.runs_here():
+        if self._loop.runs_here():
             raise MusterError(f"what a save calls cannot {what}")
 
     # ------------------------------------------------------------------ finalizing

@@ -1,6 +1,6 @@
 """The thread that waits: for the end of a write, in the barriers, and for the functions that a save calls.
 
-The keeper gives it one order at a time. It answers each by one event.
+The loop gives it one order at a time. It answers each by one event.
 """
 
 import logging

@@ -187,6 +187,9 @@ class PendingBucket:
     def begin(self) -> None:
         """Nothing: a folder is there when there is something in it."""
 
+    def check_room(self, size: int) -> None:
+        """Do nothing: a bucket has room."""
+
     def enter(self, rank: int) -> None:
         """Say that a rank is about to write."""
         if not self._entered:

@@ -45,6 +45,17 @@ class PendingCheckpoint(Protocol):
             OSError: it has no room.
         """
 
+    def check_room(self, size: int) -> None:
+        """Refuse a part that there is certainly no room for. Nothing here may wait for a network.
+
+        Args:
+            size: bytes that this rank is about to write.
+
+        Raises:
+            OSError: it has no room.
+            MemoryError: it would be in memory, and there is no room.
+        """
+
     def enter(self, rank: int) -> None:
         """Say that a rank is about to write, once, before it leaves anything else there.
 

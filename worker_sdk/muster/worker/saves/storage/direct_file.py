@@ -145,7 +145,7 @@ class DirectFileSystem(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         """Open a file, as torch does."""
-        if mode == "wb" and _file_system_of(Path(path).parent.stat().st_dev) in DIRECT_FILE_SYSTEMS:
+        if mode == "wb" and file_system_of(Path(path).parent.stat().st_dev) in DIRECT_FILE_SYSTEMS:
             with DirectFile(path) as stream:
                 yield stream
         else:
@@ -154,7 +154,7 @@ class DirectFileSystem(FileSystem):
 
 
 @functools.cache
-def _file_system_of(device: int) -> str | None:
+def file_system_of(device: int) -> str | None:
     """Return the type of the file system on a device; None if it is unknown."""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -177,6 +177,9 @@ class PendingFolder:
         """Make its folder."""
         self._unfinished.mkdir(parents=True, exist_ok=True)
 
+    def check_room(self, size: int) -> None:
+        """Do nothing: a shared disk that is full fails the write."""
+
     def enter(self, rank: int) -> None:
         """Do nothing: if a process removes the folder, nothing is left to rename."""
 

@@ -28,20 +28,48 @@ def open_storage(folder: str | Path, options: Mapping[str, Any] | None, run_id: 
         ImportError: the package that opens it is not installed.
         OSError: nothing can be written there.
     """
-    scheme = _SCHEME.fullmatch(str(folder))
-    if scheme is not None and scheme[2] != "//" and "::" not in str(folder):
-        if scheme[1] not in available_protocols():
-            return _folder(folder, options, run_id)  # Whose name has a colon.
-        raise ValueError(
-            f"{folder} is neither a folder nor an address. Write {scheme[1]}://{scheme[3]}, as text; or ./ "
-            "before the name of a folder that has a colon."
-        )
-    if scheme is None or scheme[1] in _FOLDERS:
-        return _folder(folder if scheme is None else scheme[3], options, run_id)
+    path = _path(folder)
+    if path is not None:
+        return _folder(path, options, run_id)
     # What opens buckets is loaded only for them.
     from muster.worker.saves.storage.bucket_storage import BucketStorage
 
     return BucketStorage(str(folder), options or {}, run_id)
+
+
+def absolute(folder: str | Path) -> str:
+    """Return the name of a storage for another process of this machine, without a look at the storage.
+
+    Args:
+        folder: a folder, or an address with a scheme.
+
+    Returns:
+        An absolute path, or the address.
+
+    Raises:
+        ValueError: the address is not valid.
+    """
+    path = _path(folder)
+    return str(folder) if path is None else str(Path(path).absolute())
+
+
+def _path(folder: str | Path) -> str | None:
+    """Return the path of a folder; None for an address.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    scheme = _SCHEME.fullmatch(str(folder))
+    if scheme is not None and scheme[2] != "//" and "::" not in str(folder):
+        if scheme[1] not in available_protocols():
+            return str(folder)  # Whose name has a colon.
+        raise ValueError(
+            f"{folder} is neither a folder nor an address. Write {scheme[1]}://{scheme[3]}, as text; or ./ "
+            "before the name of a folder that has a colon."
+        )
+    if scheme is None:
+        return str(folder)
+    return scheme[3] if scheme[1] in _FOLDERS else None
 
 
 def _folder(name: str | Path, options: Mapping[str, Any] | None, run_id: str) -> FolderStorage:

@@ -4,7 +4,7 @@ Callers hand events to it by one ``SimpleQueue.put``, which no signal can interr
 finalizer may call at any place. The thread that signals interrupt therefore owns nothing that an interrupt
 could leave half changed.
 
-The keeper of an open queue waits for nothing but the next event. It does not log, import, or take a lock:
+The loop of an open queue waits for nothing but the next event. It does not log, import, or take a lock:
 the caller that waits for an answer may be a signal handler. That has interrupted its thread anywhere, and
 holds the locks that this thread held there.
 """
@@ -46,11 +46,11 @@ from muster.worker.saves.writers.callers import AsyncCaller
 
 logger = logging.getLogger("muster.worker.saves.queue")  # As users know it.
 
-KEEPER = "muster-saves-keeper"
+LOOP = "muster-saves-loop"
 VOTER = "muster-saves"
 
 
-class Keeper:
+class QueueLoop:
     """Owns the state of one queue, and carries out what follows from each event.
 
     Its thread and the voter's run until the queue is closed or collected, also while it is aborted. Once the
@@ -66,7 +66,7 @@ class Keeper:
     def __init__(self, group: Group, caller: AsyncCaller, voter: Voter) -> None:
         self.voter = voter
         self.ledger = Ledger()
-        """Changed by the keeper's thread only."""
+        """Changed by the loop's thread only."""
         self.view: View = self.ledger.view
         """How the queue stood after the last event."""
         self._inbox: SimpleQueue[tuple[Event, bool]] = SimpleQueue()
@@ -121,7 +121,7 @@ class Keeper:
         # A thread that ends looks for events once more when it does not serve any longer.
         if not self._serving.locked():
             try:
-                threading.Thread(target=self._serve, name=KEEPER, daemon=True).start()
+                threading.Thread(target=self._serve, name=LOOP, daemon=True).start()
             except RuntimeError as error:
                 # There is no room for a thread, or Python is ending. A queue that is closed still answers.
                 self._serve(unfit=error)

@@ -1,0 +1,135 @@
+"""``python -m muster.keeper``: keep parts of local checkpoints on this node."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster.client.addresses import checked
+from muster.client.credentials import Credentials, check_credentials
+from muster.client.errors import EnvironmentValueError
+from muster.client.node_name import node_name
+from muster.keeper.folder import FolderInUseError
+from muster.keeper.settings import (
+    FAILURE_DOMAIN,
+    LOCAL_QUOTA,
+    NODE_ADDRESS,
+    UPLOAD_RATE,
+    KeeperSettings,
+    host_and_port,
+)
+
+FAILED, USAGE = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        Its exit code.
+    """
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        settings = _settings(given)
+    except ValueError as error:
+        parser.error(str(error))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return run(settings)
+
+
+def run(settings: KeeperSettings) -> int:
+    """Run a keeper, and return the exit code of its process."""
+    # The parser answers --help and wrong usage without the server's libraries.
+    from muster.keeper.process import run_keeper
+
+    try:
+        asyncio.run(run_keeper(settings))
+    except (OSError, FolderInUseError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="muster.keeper", description=__doc__)
+    parser.add_argument("--folder", required=True, type=Path, help="the local folder, on a disk or tmpfs")
+    parser.add_argument("--run-id", required=True, help="the training job")
+    parser.add_argument(
+        "--endpoint",
+        default=os.environ.get("MUSTER_ENDPOINT", ""),
+        metavar="HOST:PORT[,HOST:PORT…]",
+        help="the coordinator, all of its replicas, or a relay; default: MUSTER_ENDPOINT",
+    )
+    parser.add_argument(
+        "--listen", default="0.0.0.0:0", metavar="HOST:PORT", help="where to serve other keepers"
+    )
+    parser.add_argument(
+        "--advertise",
+        default=os.environ.get(NODE_ADDRESS, ""),
+        metavar="HOST",
+        help=f"the host that other keepers connect to; default: {NODE_ADDRESS}, else the address by which "
+        "the coordinator is reached",
+    )
+    parser.add_argument(
+        "--failure-domain",
+        default=os.environ.get(FAILURE_DOMAIN, ""),
+        metavar="NAME",
+        help=f"what fails together with this node, such as a rack; default: {FAILURE_DOMAIN}",
+    )
+    parser.add_argument(
+        "--quota",
+        default=os.environ.get(LOCAL_QUOTA, "0"),
+        metavar="BYTES",
+        help=f"what the folder may take; default: {LOCAL_QUOTA}, else most of the free space",
+    )
+    parser.add_argument(
+        "--upload-rate",
+        default=os.environ.get(UPLOAD_RATE, "0"),
+        metavar="BYTES_PER_S",
+        help=f"how fast it copies to shared storage; default: {UPLOAD_RATE}, else without limit",
+    )
+    parser.add_argument(
+        "--follow", default=0, type=int, metavar="PID", help="end when this process has ended"
+    )
+    return parser
+
+
+def _settings(given: argparse.Namespace) -> KeeperSettings:
+    """Return the settings that arguments name.
+
+    Raises:
+        ValueError: one cannot be used.
+    """
+    if not given.endpoint:
+        raise EnvironmentValueError(
+            'no coordinator is named: pass --endpoint="host:port" or set MUSTER_ENDPOINT.'
+        )
+    endpoint = checked(given.endpoint)
+    check_credentials(endpoint)
+    return KeeperSettings(
+        folder=given.folder.absolute(),
+        run_id=given.run_id,
+        endpoint=endpoint,
+        listen=host_and_port(given.listen),
+        advertise=given.advertise,
+        failure_domain=given.failure_domain,
+        node_name=node_name(),
+        quota=_bytes("--quota", given.quota),
+        upload_rate=_bytes("--upload-rate", given.upload_rate),
+        follow=given.follow,
+        credentials=Credentials.of(),
+    )
+
+
+def _bytes(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ValueError(f"{name} = {text!r}: it is a whole number of bytes, such as {64 << 30}.")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

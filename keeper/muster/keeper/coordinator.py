@@ -1,0 +1,238 @@
+"""A keeper's stream to the coordinator, whichever of its replicas leads.
+
+The stream opens with all that the keeper has. Peers and orders come by push, and changes go out by calls on
+the same connection. When anything breaks, the stream is opened again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from muster.client.addresses import is_socket, target_of
+from muster.client.calls import ELSEWHERE, channel_options, reason_of, search_on
+from muster.client.credentials import TOKEN_REFUSED, Credentials
+from muster.client.errors import EnvironmentValueError
+from muster.client.protocol import PROTOCOL_VERSION
+from muster.client.replicas import Replicas, Search, Target
+from muster.keeper import codec
+from muster.keeper.bell import Bell
+from muster.keeper.keeper import Keeper
+from muster.keeper.reporting import Report
+from muster.keeper.vocabulary import Attachment
+from muster.v1 import local_pb2 as pb
+from muster.v1 import local_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+FIRST_ANSWER = 15.0
+"""Seconds from the opening of the stream to its first message."""
+CALL_TIMEOUT = 10.0
+"""Seconds for one report."""
+REFUSED_PAUSE = 5.0
+"""Seconds before the next try after a refusal that another try may not change."""
+
+
+class StreamEndedError(Exception):
+    """The stream ended without a status, as a relay's does when it stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperAddress:
+    """What the coordinator is told of a keeper."""
+
+    url: str
+    failure_domain: str
+    node_name: str
+    version: str
+
+
+class CoordinatorLink:
+    """Keeps a keeper's place at the coordinator.
+
+    Args:
+        endpoint: the coordinator, its replicas, or a relay.
+        run_id: the run.
+        keeper: what it has, and what is to hear the orders.
+        address: what the coordinator is told of it.
+        credentials: of this process, but for sockets, which ask for none.
+        clock: seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        run_id: str,
+        keeper: Keeper,
+        address: KeeperAddress,
+        credentials: Credentials,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = Replicas(endpoint, clock)
+        self._run_id = run_id
+        self._keeper = keeper
+        self._address = address
+        self._credentials = credentials
+        self._heard: Report | None = None
+        """What the coordinator has heard on the open stream; None: no stream is open."""
+        self._told = Bell()
+        self.said = "the coordinator has not answered yet"
+        """Why no stream is open, for people."""
+
+    async def attached(self, attachment: Attachment, seconds: float) -> bool:
+        """Wait until the coordinator has heard for which ranks the keeper keeps; return whether it has."""
+        return await self._told.until(lambda: self._has_heard(attachment), seconds)
+
+    def _has_heard(self, attachment: Attachment) -> bool:
+        heard = None if self._heard is None else self._heard.attachment
+        return (
+            heard is not None
+            and heard.generation == attachment.generation
+            and heard.world_size == attachment.world_size
+            and heard.replicas == attachment.replicas
+            and heard.ranks >= attachment.ranks
+        )
+
+    async def run(self) -> None:
+        """Keep the stream open until cancelled."""
+        search = Search(self._replicas)
+        while True:
+            target = search.begin()
+            try:
+                await self._stay(search, target)
+            except grpc.aio.AioRpcError as error:
+                pause = await self._pause_after(search, error)
+            except (StreamEndedError, TimeoutError) as error:
+                self._say(str(error) or "the coordinator did not answer in time")
+                pause = search.ended(self.said)
+            except EnvironmentValueError as error:
+                self._say(str(error))
+                pause = REFUSED_PAUSE
+            await asyncio.sleep(pause)
+
+    async def _pause_after(self, search: Search, error: grpc.aio.AioRpcError) -> float:
+        reason = reason_of(error)
+        if reason in TOKEN_REFUSED:
+            self._credentials.refused()
+        fault = self._credentials.fault(error.details() or "")
+        # A look-up of a name may take long, and must not stop the loop.
+        pause = await asyncio.to_thread(search_on, search, error, str(fault or ""))
+        if reason and reason not in ELSEWHERE:
+            self._say(error.details() or reason)
+            return max(pause, REFUSED_PAUSE)
+        self._say(search.said)
+        return pause
+
+    def _say(self, why: str) -> None:
+        if why != self.said:
+            logger.warning("not connected to the coordinator: %s", why)
+        self.said = why
+
+    # ------------------------------------------------------------------ one stream
+
+    async def _stay(self, search: Search, target: Target) -> None:
+        """Open a stream, and stay until it ends.
+
+        Raises:
+            AioRpcError: a call failed.
+            StreamEndedError: the stream ended.
+            TimeoutError: the coordinator did not answer.
+        """
+        channel = self._open(target)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            stub: Any = local_pb2_grpc.LocalCheckpointServiceStub(channel)
+            metadata = await self._metadata(search, target)
+            report = self._keeper.report()
+            request = codec.keep_request(self._run_id, self._about(), report, PROTOCOL_VERSION)
+            call = stub.Keep(request, metadata=metadata)
+            async with asyncio.timeout(FIRST_ANSWER):
+                first = await call.read()
+            self._take(first)
+            search.answered()
+            logger.info("connected to the coordinator at %s", target.address)
+            self.said = ""
+            self._hear(report)
+            tasks = [
+                asyncio.create_task(self._listen(call), name="muster-keeper-listen"),
+                asyncio.create_task(self._tell(stub, search, target), name="muster-keeper-tell"),
+            ]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._heard = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await channel.close()
+
+    def _about(self) -> pb.Keeper:
+        return pb.Keeper(
+            id=self._keeper.id,
+            url=self._address.url,
+            failure_domain=self._address.failure_domain,
+            node_name=self._address.node_name,
+            version=self._address.version,
+        )
+
+    async def _listen(self, call: Any) -> None:  # noqa: ANN401 – grpc.aio hands over untyped objects
+        while True:
+            self._take(await call.read())
+
+    def _take(self, response: Any) -> None:  # noqa: ANN401
+        if response is grpc.aio.EOF:
+            raise StreamEndedError("the stream ended")
+        match response.WhichOneof("message"):
+            case "peers":
+                self._keeper.take_peers(codec.peers_from(response.peers))
+            case "orders":
+                self._keeper.take_orders(codec.orders_from(response.orders))
+            case "replicas":
+                self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
+
+    async def _tell(self, stub: Any, search: Search, target: Target) -> None:  # noqa: ANN401
+        """Report what changes. What changes during a call is in the next one."""
+        while self._heard is not None:
+            await self._keeper.changes.until(lambda: not self._unheard().is_empty)
+            changes = self._unheard()
+            heard = self._heard.with_changes(changes)
+            request = codec.report_request(self._run_id, self._keeper.id, changes, heard.is_complete)
+            metadata = await self._metadata(search, target)
+            await stub.Report(request, timeout=CALL_TIMEOUT, metadata=metadata)
+            self._hear(heard)
+
+    def _unheard(self) -> Report:
+        assert self._heard is not None
+        return self._keeper.report().without(self._heard)
+
+    def _hear(self, report: Report) -> None:
+        self._heard = report
+        self._told.ring()
+
+    # ------------------------------------------------------------------ the connection
+
+    def _toward(self, target: Target) -> Credentials:
+        return Credentials() if is_socket(target.address) else self._credentials
+
+    async def _metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
+        credentials = self._toward(target)
+        if credentials.token_command:
+            authorization = await asyncio.to_thread(credentials.authorization)
+        else:
+            authorization = credentials.authorization()
+        return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
+
+    def _open(self, target: Target) -> grpc.aio.Channel:
+        credentials = self._toward(target)
+        address, options = target_of(target.address), channel_options(target)
+        tls = credentials.channel_credentials()
+        if tls is None:
+            credentials.warn_if_readable(target.address)
+            return grpc.aio.insecure_channel(address, options=options)
+        named = [*options, *credentials.name_options(target.tls_name)]
+        return grpc.aio.secure_channel(address, tls, options=named)

@@ -1,0 +1,163 @@
+"""Decides what a keeper does next: a pure function of its orders, its folder, and what is under way."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from muster.checkpoint.committed import SaveAttempt
+from muster.keeper.vocabulary import Holding, Order, Orders
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a keeper has of one attempt."""
+
+    parts: Mapping[int, frozenset[str]] | None = None
+    """By rank, the names of the files in its part; None: the head is not here, or not verified."""
+    manifest_digest: bytes = b""
+    verified: frozenset[str] = frozenset()
+    """The files that are here and verified."""
+    unverified: frozenset[str] = frozenset()
+    """The files that are here, and have not been verified yet."""
+    persisted: frozenset[int] = frozenset()
+    """The ranks whose parts it has copied to shared storage."""
+    persisted_as: str = ""
+    """Where it has committed the checkpoint in shared storage."""
+
+    def lacks(self, rank: int) -> frozenset[str]:
+        """Return the files of a rank's part that are not here and verified; the head must be here."""
+        assert self.parts is not None
+        return self.parts.get(rank, frozenset()) - self.verified
+
+    def holds(self, rank: int) -> bool:
+        """Return whether a rank's part is here and verified."""
+        return self.parts is not None and not self.lacks(rank)
+
+
+@dataclass(frozen=True, slots=True)
+class GetHead:
+    """Verify the manifest and torch's metadata, or get them from a source."""
+
+    attempt: SaveAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyFile:
+    """Verify a file that is here."""
+
+    attempt: SaveAttempt
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFile:
+    """Fetch a file from a source."""
+
+    attempt: SaveAttempt
+    name: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistPart:
+    """Copy a rank's part to shared storage."""
+
+    attempt: SaveAttempt
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPersisted:
+    """Commit a checkpoint in shared storage."""
+
+    attempt: SaveAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteAttempt:
+    """Delete what is here of an attempt."""
+
+    attempt: SaveAttempt
+
+
+Action: TypeAlias = GetHead | VerifyFile | FetchFile | PersistPart | CommitPersisted | DeleteAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the decision depends on."""
+
+    orders: Orders
+    kept: Mapping[SaveAttempt, Kept] = field(default_factory=dict)
+    """By attempt, for all whose folders are here."""
+    busy: Collection[Action] = frozenset()
+    """The actions that are under way, or have failed and wait for their next try."""
+
+
+def decide(now: Situation) -> Sequence[Action]:
+    """Return the actions that are to begin, the most urgent first.
+
+    What is deleted makes room, so it comes first. Then the newest checkpoint is completed, then older ones.
+    Persisting comes last.
+    """
+    deletions = [DeleteAttempt(attempt) for attempt in sorted(now.kept) if is_forgotten(now.orders, attempt)]
+    copies: list[Action] = []
+    persisting: list[Action] = []
+    for attempt, order in sorted(now.orders.orders.items(), reverse=True):
+        kept = now.kept.get(attempt, Kept())
+        copies += _copies(order, kept)
+        persisting += _persisting(order, kept)
+    # The oldest is persisted first: its commit must not come after a newer one's.
+    actions = [*deletions, *copies, *sorted(persisting, key=lambda action: action.attempt)]
+    return [action for action in dict.fromkeys(actions) if action not in now.busy]
+
+
+def is_forgotten(orders: Orders, attempt: SaveAttempt) -> bool:
+    """Return whether what is here of an attempt is to be deleted."""
+    return attempt not in orders.orders and attempt < orders.forget_before
+
+
+def wanted_ranks(order: Order) -> frozenset[int]:
+    """Return the ranks whose parts must be here: to be held, or to be persisted."""
+    return order.ranks | order.persist
+
+
+def _copies(order: Order, kept: Kept) -> list[Action]:
+    wanted = wanted_ranks(order)
+    attempt = order.checkpoint.attempt
+    if kept.parts is None:
+        return [GetHead(attempt)] if wanted or order.commit else []
+    verifications: list[Action] = []
+    fetches: list[Action] = []
+    for rank in sorted(wanted):
+        for name in sorted(kept.lacks(rank)):
+            if name in kept.unverified:
+                verifications.append(VerifyFile(attempt, name))
+            else:
+                fetches.append(FetchFile(attempt, name, rank))
+    return [*verifications, *fetches]
+
+
+def _persisting(order: Order, kept: Kept) -> list[Action]:
+    if not order.checkpoint.persist_to or kept.parts is None or kept.persisted_as:
+        return []
+    attempt = order.checkpoint.attempt
+    if order.commit:
+        return [CommitPersisted(attempt)]
+    return [PersistPart(attempt, rank) for rank in sorted(order.persist - kept.persisted) if kept.holds(rank)]
+
+
+def holding(attempt: SaveAttempt, kept: Kept, order: Order | None) -> Holding | None:
+    """Return what to report of an attempt; None: nothing.
+
+    Args:
+        attempt: the attempt.
+        kept: what is here of it.
+        order: the order about it; None: the coordinator has not named it.
+    """
+    if kept.parts is None:
+        return None
+    candidates = {rank for rank, names in kept.parts.items() if names}
+    candidates |= wanted_ranks(order) if order is not None else frozenset()
+    ranks = frozenset(rank for rank in candidates if kept.holds(rank))
+    return Holding(attempt, kept.manifest_digest, ranks, kept.persisted, kept.persisted_as)

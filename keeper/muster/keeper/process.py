@@ -1,0 +1,160 @@
+"""A keeper as a process: lock the folder, serve, verify, keep the stream, stop."""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import ssl
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+
+from muster.keeper.coordinator import CoordinatorLink, KeeperAddress
+from muster.keeper.folder import KeeperFolder
+from muster.keeper.keeper import Keeper, Persister
+from muster.keeper.server import Site
+from muster.keeper.settings import KeeperSettings, own_host, url_of
+from muster.keeper.transport import HttpTransport
+
+logger = logging.getLogger(__name__)
+
+THREADS = 12
+"""Threads that fetch and verify."""
+FOLLOW_PACE = 1.0
+"""Seconds between two looks at the process that is followed, where the kernel does not tell of its end."""
+LINGER = 120.0
+"""Seconds that a keeper goes on after the followed process, while it has parts to copy to shared storage."""
+SHUTDOWN_TIMEOUT = 1.0
+"""Seconds that answers may still take when the keeper stops."""
+
+
+class _NoPersister:
+    async def persist(self, *_: object) -> None:
+        raise OSError("this keeper cannot copy to shared storage")
+
+    async def commit(self, *_: object) -> str:
+        raise OSError("this keeper cannot copy to shared storage")
+
+
+async def run_keeper(settings: KeeperSettings) -> None:
+    """Run a keeper until SIGTERM, SIGINT, or the end of the process that it follows.
+
+    Raises:
+        FolderInUseError: another keeper runs in the folder.
+        OSError: the folder or the port cannot be used.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    folder = KeeperFolder(settings.folder, settings.run_id)
+    async with AsyncExitStack() as stack:
+        folder.lock()
+        stack.callback(folder.unlock)
+        keeper, site = _assemble(settings, folder, stack)
+        scheme, tls = "http", None
+        port = await _serve(stack, site.for_peers(), *settings.listen, tls)
+        ranks_port = await _serve(stack, site.for_ranks(), "127.0.0.1", 0, None)
+        host = settings.advertise or await asyncio.to_thread(own_host, settings.endpoint)
+        address = KeeperAddress(
+            url_of(scheme, host, port),
+            settings.failure_domain,
+            settings.node_name,
+            version("muster-coordinator"),
+        )
+        folder.announce(url_of("http", "127.0.0.1", ranks_port), site.token, keeper.id)
+        logger.info("keeping %s in %s, at %s", settings.run_id, folder.path, address.url)
+        if settings.follow:
+            stack.callback(loop.create_task(_follow(settings.follow, keeper, stop)).cancel)
+        await _until(stop, _work(settings, keeper, site, address))
+
+
+def _assemble(settings: KeeperSettings, folder: KeeperFolder, stack: AsyncExitStack) -> tuple[Keeper, Site]:
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-keeper")
+    stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+    keepers: list[Keeper] = []
+    transport = HttpTransport(lambda: keepers[0].peers.token)
+    stack.callback(transport.close)
+    quota = settings.quota or folder.default_quota()
+    keeper = Keeper(folder, folder.id(), transport, threads, quota, _persister(settings))
+    keepers.append(keeper)
+    return keeper, Site(keeper, transport, threads, secrets.token_hex(32))
+
+
+def _persister(settings: KeeperSettings) -> Persister:
+    return _NoPersister()
+
+
+async def _work(settings: KeeperSettings, keeper: Keeper, site: Site, address: KeeperAddress) -> None:
+    link = CoordinatorLink(settings.endpoint, settings.run_id, keeper, address, settings.credentials)
+    site.link = link
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(keeper.verify_all(), name="muster-keeper-verify")
+        tasks.create_task(keeper.run(), name="muster-keeper-orders")
+        tasks.create_task(link.run(), name="muster-keeper-link")
+
+
+async def _serve(
+    stack: AsyncExitStack, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None
+) -> int:
+    """Serve an application; return its port."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, host, port, ssl_context=tls)
+    await site.start()
+    return int(runner.addresses[0][1])
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until the event is set."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+
+
+async def _follow(process: int, keeper: Keeper, stop: asyncio.Event) -> None:
+    """Stop when a process has ended, and what was ordered is in shared storage."""
+    await _ended(process)
+    logger.info("process %d has ended", process)
+    await keeper.changes.until(lambda: not keeper.outstanding_persists(), LINGER)
+    stop.set()
+
+
+async def _ended(process: int) -> None:
+    """Wait until a process has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    except OSError:  # An older kernel, or a sandbox.
+        while _runs(process):  # noqa: ASYNC110 – nothing tells of its end
+            await asyncio.sleep(FOLLOW_PACE)
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(handle, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,213 @@
+"""The data plane: reads files of other keepers over HTTP, by several threads.
+
+Each thread has its connection for the time of one answer, and reads into a buffer that it uses again. The
+other keeper sends with ``sendfile``, so no byte passes through its interpreter.
+"""
+
+import http.client
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+from urllib.parse import SplitResult, urlsplit
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds for one attempt to connect."""
+READ_TIMEOUT = 20.0
+"""Seconds without a byte after which a connection counts as dead."""
+MAX_IDLE = 8
+"""Idle connections that are kept for each keeper."""
+MAX_ERROR = 2_000
+"""Bytes of an error's text that are read."""
+
+
+class TransportError(OSError):
+    """A keeper did not answer, or broke off. The message names its URL, and says why."""
+
+
+class AbsentError(TransportError):
+    """A keeper says that it does not have what was asked for."""
+
+
+class Stream(Protocol):
+    """The bytes that a keeper sends. One thread uses it."""
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Receive the next bytes.
+
+        Returns:
+            How many bytes the buffer got; 0: the stream has ended.
+
+        Raises:
+            TransportError: the connection broke.
+        """
+
+    def close(self) -> None:
+        """Let go of the stream."""
+
+
+class Transport(Protocol):
+    """How bytes come from other keepers. Several threads use it."""
+
+    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> Stream:
+        """Ask a keeper for bytes.
+
+        Args:
+            url: the keeper's.
+            path: such as ``/files/3-7/__0_0.distcp``; quoted, perhaps with a query.
+            offset: of the first byte.
+            length: how many bytes; None: all that follow.
+
+        Raises:
+            AbsentError: the keeper does not have the file, or not that much of it.
+            TransportError: it did not answer, or refused.
+        """
+
+
+class HttpTransport:
+    """Reads over HTTP, or over HTTPS if a peer's URL says so.
+
+    Args:
+        token: returns the token that keepers of the run show each other.
+        tls: this keeper's certificate, and the authority of the others; None: without TLS.
+    """
+
+    def __init__(self, token: Callable[[], str], tls: ssl.SSLContext | None = None) -> None:
+        self._token = token
+        self._tls = tls
+        self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+        self._lock = threading.Lock()
+
+    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> "HttpStream":
+        """Ask a keeper for bytes."""
+        headers = {"Authorization": f"Bearer {self._token()}"}
+        if offset or length is not None:
+            last = "" if length is None else str(offset + length - 1)
+            headers["Range"] = f"bytes={offset}-{last}"
+        connection, response = self._request(url, path, headers)
+        if response.status in (200, 206) and (response.status == 206 or not offset):
+            return HttpStream(self, url, connection, response)
+        said = _text(response)
+        connection.close()
+        if response.status in (404, 416):
+            raise AbsentError(f"{url} does not have {path} from byte {offset} on: {said}")
+        raise TransportError(f"{url} refused {path} ({response.status}): {said}")
+
+    def _request(
+        self, url: str, path: str, headers: dict[str, str]
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """Send a request; over a new connection if an idle one turns out to be dead."""
+        while (connection := self._take(url)) is not None:
+            try:
+                connection.request("GET", path, headers=headers)
+                return connection, connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+        try:
+            connection = self._connect(url)
+            connection.request("GET", path, headers=headers)
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if connection is not None:
+                connection.close()
+            raise TransportError(f"{url} does not answer: {error!r}") from error
+
+    def _connect(self, url: str) -> http.client.HTTPConnection:
+        split = urlsplit(url)
+        connection = self._connection(split)
+        connection.connect()
+        connection.sock.settimeout(READ_TIMEOUT)
+        return connection
+
+    def _connection(self, split: SplitResult) -> http.client.HTTPConnection:
+        if split.scheme == "http":
+            return http.client.HTTPConnection(split.hostname or "", split.port, timeout=CONNECT_TIMEOUT)
+        if split.scheme != "https":
+            raise ValueError(f"{split.geturl()} is no URL of a keeper")
+        if self._tls is None:
+            raise ValueError("it speaks TLS, and this keeper has no certificate")
+        return http.client.HTTPSConnection(
+            split.hostname or "", split.port, timeout=CONNECT_TIMEOUT, context=self._tls
+        )
+
+    def _take(self, url: str) -> http.client.HTTPConnection | None:
+        with self._lock:
+            idle = self._idle.get(url)
+            return idle.pop() if idle else None
+
+    def give_back(self, url: str, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request."""
+        with self._lock:
+            idle = self._idle.setdefault(url, [])
+            if len(idle) < MAX_IDLE:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def forget_all_but(self, urls: set[str]) -> None:
+        """Close the idle connections to keepers that are no longer peers."""
+        with self._lock:
+            gone = [self._idle.pop(url) for url in list(self._idle) if url not in urls]
+        for connection in (one for idle in gone for one in idle):
+            connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        self.forget_all_but(set())
+
+
+class HttpStream:
+    """The body of an answer."""
+
+    def __init__(
+        self,
+        transport: HttpTransport,
+        url: str,
+        connection: http.client.HTTPConnection,
+        response: http.client.HTTPResponse,
+    ) -> None:
+        self._transport = transport
+        self._url = url
+        self._connection = connection
+        self._response = response
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Receive the next bytes."""
+        try:
+            return self._response.readinto(buffer)
+        except (OSError, http.client.HTTPException) as error:
+            raise TransportError(f"{self._url} broke off: {error!r}") from error
+
+    def close(self) -> None:
+        """Let go of the stream, and keep the connection if all was read."""
+        if self._response.length == 0 and not self._response.will_close:
+            with suppress(OSError, http.client.HTTPException):
+                self._response.read()  # Ends the answer.
+            self._transport.give_back(self._url, self._connection)
+        else:
+            self._connection.close()
+
+
+def read_all(stream: Stream, limit: int) -> bytes:
+    """Read a small file.
+
+    Raises:
+        TransportError: it has more bytes than the limit, or the connection broke.
+    """
+    data = bytearray()
+    buffer = memoryview(bytearray(65_536))
+    try:
+        while count := stream.read_into(buffer):
+            data += buffer[:count]
+            if len(data) > limit:
+                raise TransportError(f"it has more than {limit} bytes")
+    finally:
+        stream.close()
+    return bytes(data)
+
+
+def _text(response: http.client.HTTPResponse) -> str:
+    with suppress(OSError, http.client.HTTPException):
+        return response.read(MAX_ERROR).decode("utf-8", "replace")
+    return ""

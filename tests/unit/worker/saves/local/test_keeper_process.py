@@ -1,0 +1,110 @@
+"""The keeper of a node: found, or started once, whatever the ranks of the node do at the same time."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.patience import PATIENCE
+from muster.worker.saves.local import keeper_process
+from muster.worker.saves.local.folder import KeeperLife, LocalFolder
+from muster.worker.saves.local.keeper_client import is_answered
+from muster.worker.saves.local.keeper_process import KeeperError, KeeperProcess, keeper_command
+from tests.support.meeting import in_thread
+from tests.support.saves.fake_keepers import RUN, Cluster, FakeKeeper
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from tests.support.saves.fake_keepers import Cluster, FakeKeeper
+print("a keeper begins", flush=True)
+Path(sys.argv[1], "begun").open("a").write("x")
+try:
+    FakeKeeper(Cluster(), Path(sys.argv[1]))
+except BlockingIOError:
+    sys.exit("another one lives")
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[LocalFolder]:
+    made = LocalFolder(tmp_path, RUN)
+    made.make()
+    yield made
+    for child in keeper_process._children:
+        child.kill()
+        child.wait()
+    keeper_process._children.clear()
+
+
+def process(folder: LocalFolder, program: str = PROGRAM) -> KeeperProcess:
+    return KeeperProcess(folder, [sys.executable, "-c", program, str(folder.parent)], is_answered)
+
+
+def test_ranks_of_a_node_start_one_keeper(folder: LocalFolder):
+    calls = [in_thread(lambda: process(folder).find(PATIENCE)) for _ in range(4)]
+    lives = {call.result(PATIENCE) for call in calls}
+    assert len(lives) == 1
+    assert (folder.parent / "begun").read_text() == "x"
+    assert "a keeper begins" in folder.log.read_text()
+
+
+def test_keeper_that_died_is_replaced(folder: LocalFolder):
+    life = process(folder).find(PATIENCE)
+    os.kill(life.pid, signal.SIGKILL)
+    again = process(folder).find(PATIENCE)
+    assert again.pid != life.pid
+    assert is_answered(again)
+
+
+def test_keeper_that_lives_is_used(folder: LocalFolder):
+    keeper = FakeKeeper(Cluster(), folder.parent)
+    assert process(folder, "raise SystemExit(1)").find(PATIENCE).token == keeper.token
+    keeper.stop()
+
+
+def test_keeper_that_cannot_start_is_an_error_with_the_end_of_its_log(folder: LocalFolder):
+    program = "import sys; print('x' * 9000); sys.exit('no coordinator is named')"
+    with pytest.raises(KeeperError, match="exit status 1 before it was ready") as raised:
+        process(folder, program).find(PATIENCE)
+    assert str(raised.value).endswith("no coordinator is named")
+    assert len(str(raised.value)) < 3000
+
+
+def test_keeper_that_holds_its_lock_and_does_not_answer_is_an_error(folder: LocalFolder):
+    keeper = FakeKeeper(Cluster(), folder.parent)
+    keeper.alive = False
+    with pytest.raises(KeeperError, match="did not answer within"):
+        process(folder, "raise SystemExit(1)").find(0.3)
+    keeper.alive = True
+    keeper.stop()
+
+
+def test_life_that_is_another_programs_by_now_does_not_answer(folder: LocalFolder):
+    keeper = FakeKeeper(Cluster(), folder.parent)
+    life = folder.keeper()
+    assert life is not None
+    assert is_answered(life)
+    assert not is_answered(KeeperLife(life.pid, life.url, "another", life.id))
+    assert not is_answered(KeeperLife(life.pid, life.url, life.token, "another"))
+    keeper.stop()
+    assert not is_answered(life)
+
+
+def test_unreadable_description_is_none(folder: LocalFolder):
+    for text in ("", "{", "[]", '{"pid": 1}'):
+        (folder.path / "keeper.json").write_text(text)
+        assert folder.keeper() is None
+
+
+def test_command_follows_the_agent(folder: LocalFolder):
+    command = keeper_command(folder, RUN, "here:1")
+    assert command[1:] == [
+        *("-m", "muster.keeper", "--folder", str(folder.parent), "--run-id", RUN),
+        *("--endpoint", "here:1", "--follow", str(os.getppid())),
+    ]

@@ -1,0 +1,1 @@
+"""Checkpoints on the nodes' own disks, which keepers replicate, and from which a job resumes."""

@@ -1,0 +1,152 @@
+"""What ranks ask the coordinator about local checkpoints."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+from google.protobuf.message import Message
+
+from muster.client.calls import ELSEWHERE, explain, reason_of
+from muster.client.errors import EnvironmentValueError
+from muster.client.replicas import Search, Target, replicas_of
+from muster.v1 import local_pb2 as pb
+from muster.v1 import local_pb2_grpc
+from muster.worker.errors import ConnectError, MusterError, RefusedError
+from muster.worker.saves.local.level import Level
+from muster.worker.transport.channel import open_channel
+from muster.worker.transport.fork_guard import GrpcUsage
+from muster.worker.transport.outage import Outage
+from muster.worker.transport.unary import Method, Response, ask_leader
+
+logger = logging.getLogger(__name__)
+
+USAGE = "a call about local checkpoints"
+"""What this process uses gRPC for."""
+ATTEMPT = 60.0
+"""Seconds for one call. A coordinator that is stopped holds a call for no longer."""
+PAUSE = 0.5
+"""Seconds between two attempts."""
+NO_ANSWER = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+"""How a call ends when the connection breaks, the coordinator stops, or it says nothing in time."""
+
+
+class LocalCheckpointCalls:
+    """Calls to the coordinator. All may be sent again, and are, until the timeout is over.
+
+    Args:
+        endpoint: the coordinator's addresses.
+        run_id: the training job.
+    """
+
+    def __init__(self, endpoint: str, run_id: str) -> None:
+        self._endpoint = endpoint
+        self._run_id = run_id
+
+    def commit(
+        self, checkpoint: pb.LocalCheckpoint, keeper_id: str, wait_for: Level, timeout: float
+    ) -> Level:
+        """Make a local checkpoint that all ranks have written, for good.
+
+        Args:
+            checkpoint: it.
+            keeper_id: the keeper that has its manifest.
+            wait_for: the level to wait for.
+            timeout: seconds.
+
+        Returns:
+            Its level.
+
+        Raises:
+            ConnectError: it is not known whether it is made, or it does not have that level yet.
+            RefusedError: the coordinator refused.
+        """
+        request = pb.LocalCheckpointServiceCommitRequest(
+            run_id=self._run_id,
+            checkpoint=checkpoint,
+            keeper_id=keeper_id,
+            wait_for=pb.DurabilityLevel.ValueType(wait_for),
+        )
+        what = f"make step {checkpoint.step} a local checkpoint"
+        if wait_for > Level.LOCAL:
+            what += f" that is {wait_for}"
+        response: pb.LocalCheckpointServiceCommitResponse = self._ask(
+            lambda channel: _stub(channel).Commit, request, timeout, what
+        )
+        return Level(response.level)
+
+    def recover(self, generation: int, number: int, world_size: int, timeout: float) -> pb.RecoverResponse:
+        """Return the decision what to resume from.
+
+        Args:
+            generation: of the run.
+            number: of the decision.
+            world_size: the number of ranks.
+            timeout: seconds.
+
+        Raises:
+            ConnectError: there is no decision in time.
+            RefusedError: the coordinator refused.
+        """
+        request = pb.RecoverRequest(
+            run_id=self._run_id, generation=generation, number=number, world_size=world_size
+        )
+        response: pb.RecoverResponse = self._ask(
+            lambda channel: _stub(channel).Recover, request, timeout, "decide what to resume from"
+        )
+        return response
+
+    def _ask(self, method: Method[Response], request: Message, timeout: float, what: str) -> Response:
+        deadline = time.monotonic() + timeout
+        search, outage = Search(replicas_of(self._endpoint)), Outage(self._endpoint)
+        while True:
+            left, waits = max(deadline - time.monotonic(), 0.0), False
+            try:
+                return ask_leader(search, _channel, method, request, min(left, ATTEMPT), wait=True)
+            except EnvironmentValueError as error:
+                why = str(error)  # Files that are being replaced may be unusable for a moment.
+            except grpc.RpcError as error:
+                why = search.said or explain(error)
+                if (refused := _refused(error, self._endpoint)) is not None:
+                    raise refused from None
+                waits = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if time.monotonic() + PAUSE >= deadline:
+                raise ConnectError(
+                    f"the coordinator at {self._endpoint} did not {what} within {timeout:g} s; last error: "
+                    f"{why}. See muster checkpoint list, and that it runs: muster get runs."
+                )
+            if not waits:
+                outage.failed(why)
+            time.sleep(PAUSE)
+
+
+def _refused(error: grpc.RpcError, endpoint: str) -> MusterError | None:
+    """Return the error for a refusal; None if the call may be sent again."""
+    reason = reason_of(error)
+    if reason:
+        return None if reason in ELSEWHERE else RefusedError(str(error.details()), reason)
+    if error.code() in NO_ANSWER:
+        return None
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return RefusedError(
+            f"{endpoint} does not serve muster.v1.LocalCheckpointService: the coordinator is of an older "
+            "version. Upgrade it, or save without local=.",
+            "UNIMPLEMENTED",
+        )
+    return RefusedError(f"the coordinator at {endpoint} failed: {explain(error)}.")
+
+
+@contextmanager
+def _channel(target: Target) -> Iterator[grpc.Channel]:
+    """A channel for one call."""
+    with GrpcUsage(USAGE), open_channel(target) as channel:
+        yield channel
+
+
+def _stub(channel: grpc.Channel) -> local_pb2_grpc.LocalCheckpointServiceStub:
+    return local_pb2_grpc.LocalCheckpointServiceStub(channel)

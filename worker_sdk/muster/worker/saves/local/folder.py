@@ -1,0 +1,141 @@
+"""The keeper's folder on a node, as far as ranks use it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.checkpoint.committed import SaveAttempt, run_mark
+
+NOTES = ".notes"
+"""In the folder of an attempt: what this node's ranks tell other ranks."""
+LOG_TAIL = 2_000
+"""Bytes of the keeper's log that an error quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperLife:
+    """One life of the keeper, as it describes itself."""
+
+    pid: int
+    url: str
+    """Where ranks of this node reach it."""
+    token: str
+    """What they show it."""
+    id: str
+    """The same in all lives."""
+
+
+class LocalFolder:
+    """The folder in which one run's keeper and ranks of one node keep parts of checkpoints.
+
+    Args:
+        parent: the user's local folder.
+        run_id: the training job.
+    """
+
+    def __init__(self, parent: Path, run_id: str) -> None:
+        self.parent = parent
+        self.path = parent / f"muster-{run_mark(run_id)}"
+
+    def make(self) -> None:
+        """Make it.
+
+        Raises:
+            OSError: it cannot be made, or not be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise PermissionError(
+                f"{self.path} cannot be written by this user. Correct its permissions, or give another "
+                "folder: local=…"
+            )
+
+    def attempt(self, attempt: SaveAttempt) -> Path:
+        """Return where the files of an attempt are."""
+        return self.path / attempt_name(attempt)
+
+    @staticmethod
+    def attempt_in(path: Path | str) -> SaveAttempt:
+        """Return the attempt whose folder this is."""
+        return parse_attempt(Path(path).name)
+
+    @property
+    def log(self) -> Path:
+        """What the keeper logs."""
+        return self.path / "keeper.log"
+
+    def keeper(self) -> KeeperLife | None:
+        """Return the last life that was ready; None if there was none. It may have ended."""
+        try:
+            said = json.loads((self.path / "keeper.json").read_bytes())
+            return KeeperLife(int(said["pid"]), str(said["url"]), str(said["token"]), str(said["id"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def is_kept(self) -> bool:
+        """Return whether a keeper lives: it holds its lock.
+
+        For a moment this takes the lock. So only the rank that holds :meth:`starting` may ask: a keeper that
+        starts in this moment would end.
+        """
+        handle = os.open(self.path / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            return not _lock(handle)
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def starting(self) -> Iterator[bool]:
+        """Be the only rank of this node that starts a keeper.
+
+        Yields:
+            Whether this rank is the one.
+        """
+        handle = os.open(self.path / "keeper.start", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _lock(handle):
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                # A child that is forked meanwhile holds the same lock, and must not keep it.
+                fcntl.flock(handle, fcntl.LOCK_UN)
+        finally:
+            os.close(handle)
+
+    def log_tail(self) -> str:
+        """Return the end of the keeper's log, for an error."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL))
+                return file.read().decode("utf-8", "replace").strip()
+        except OSError as error:
+            return f"(the log cannot be read: {error})"
+
+
+def attempt_name(attempt: SaveAttempt) -> str:
+    """Return the name of an attempt in folders and requests."""
+    return f"{attempt.generation}-{attempt.number}"
+
+
+def parse_attempt(name: str) -> SaveAttempt:
+    """Return the attempt of a name.
+
+    Raises:
+        ValueError: it names none.
+    """
+    generation, _, number = name.partition("-")
+    return SaveAttempt(int(generation), int(number))
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""Reads a local checkpoint's files, which the keeper of this node has or fetches."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.damage import Damage, DamageError
+from muster.checkpoint.source import FolderSource, OpenFile
+from muster.worker.saves.local.keeper_client import KeeperClient
+from muster.worker.saves.local.keeper_process import KeeperError
+
+
+class KeptSource:
+    """The files of one local checkpoint. Threads may share it.
+
+    Args:
+        keeper: this node's.
+        attempt: the checkpoint.
+        folder: where its files are on this node.
+        timeout: seconds for all that is fetched.
+    """
+
+    def __init__(self, keeper: KeeperClient, attempt: SaveAttempt, folder: Path, timeout: float) -> None:
+        self._keeper = keeper
+        self._attempt = attempt
+        self._folder = folder
+        self._deadline = time.monotonic() + timeout
+        self._here: dict[str, Path] = {}
+        """By name: the files that the keeper has shown."""
+        self._damaged: set[str] = set()
+        """Files from which wrong bytes were read, of which the keeper does not know yet."""
+        self._lock = threading.Lock()
+
+    @property
+    def place(self) -> str:
+        """The checkpoint's folder on this node."""
+        return str(self._folder)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the files that are on this node, and their sizes in bytes."""
+        return FolderSource(self._folder).sizes()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[OpenFile]:
+        """Open a file, which is fetched before if it is not here.
+
+        If the caller finds damage in it, the keeper verifies it again before the file is opened again.
+
+        Raises:
+            DamageError: the keeper cannot get it whole.
+            OSError: it cannot be opened.
+        """
+        path = self._path(name)
+        with FolderSource(path.parent).open(path.name) as file:
+            try:
+                yield file
+            except DamageError:
+                self.distrust(name)
+                raise
+
+    def distrust(self, name: str) -> None:
+        """Note that wrong bytes were read from a file."""
+        with self._lock:
+            self._here.pop(name, None)
+            self._damaged.add(name)
+
+    def look_again(self, name: str) -> None:
+        """Have the keeper verify a file again now, if wrong bytes were read from it."""
+        self.distrust(name)
+        with suppress(DamageError):
+            self._path(name)
+
+    def _path(self, name: str) -> Path:
+        with self._lock:  # A file is fetched once.
+            path = self._here.get(name)
+            if path is not None and path.exists():
+                return path
+            damaged = name in self._damaged
+            left = max(self._deadline - time.monotonic(), 1.0)
+            try:
+                path = self._keeper.fetch(self._attempt, name, left, damaged=damaged)
+            except (FileNotFoundError, KeeperError) as error:
+                raise DamageError(Damage.found(name, str(error))) from error
+            self._damaged.discard(name)
+            self._here[name] = path
+            return path

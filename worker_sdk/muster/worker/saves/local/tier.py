@@ -1,0 +1,152 @@
+"""The local tier of a :class:`Checkpointer`: its keeper, its saves and its recovery."""
+
+import logging
+from pathlib import Path
+
+from muster.checkpoint.committed import SaveAttempt
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.errors import MusterError
+from muster.worker.saves.loading import AgreedLoad
+from muster.worker.saves.local.coordinator import LocalCheckpointCalls
+from muster.worker.saves.local.folder import LocalFolder
+from muster.worker.saves.local.keeper_client import KeeperClient, is_answered
+from muster.worker.saves.local.keeper_process import KeeperProcess, keeper_command
+from muster.worker.saves.local.level import Level
+from muster.worker.saves.local.local_load import LocalLoad
+from muster.worker.saves.local.local_storage import LocalStorage, PendingLocal, Terms
+from muster.worker.saves.local_barrier import LocalBarrier
+
+logger = logging.getLogger(__name__)
+
+ATTACH_TIMEOUT = 600.0
+"""Seconds in which the coordinator must know this rank's keeper; as for joining a group."""
+STATUS_TIMEOUT = 30.0
+"""Seconds for a question what the keeper has."""
+
+_prefixes: dict[tuple[str, int], str] = {}
+"""By run and generation: the group whose saves are local ones. Attempts are numbered by its barriers."""
+
+
+class LocalTier:
+    """The local tier of one rank.
+
+    Args:
+        barrier: decides the saves.
+        parent: the user's local folder.
+        replicas: on how many further nodes each part is to be.
+        persist_every: which saves go to shared storage, too: the first, and then each so many.
+        persist_to: where they go.
+        keep_persisted: how many checkpoints shared storage keeps; 0: all.
+        timeout: seconds for one save.
+
+    Raises:
+        KeeperError: there is no keeper, and none can be started.
+        MusterError: this process is a job without a coordinator.
+        OSError: the folder cannot be written.
+        ValueError: another group of this process has local saves.
+    """
+
+    def __init__(
+        self,
+        barrier: GrpcBarrier,
+        parent: Path,
+        *,
+        replicas: int,
+        persist_every: int,
+        persist_to: str,
+        keep_persisted: int,
+        timeout: float,
+    ) -> None:
+        given: object = barrier
+        if isinstance(given, LocalBarrier):
+            raise MusterError(
+                "local= needs a coordinator, which decides what to resume from, and this job of one process "
+                "has none. Set MUSTER_ENDPOINT, or leave local= out."
+            )
+        _check_alone(barrier)
+        self._barrier = barrier
+        self._replicas = replicas
+        self._persist_every = persist_every
+        self._persist_to = persist_to
+        self._keep_persisted = keep_persisted
+        self._timeout = timeout
+        self._folder = LocalFolder(parent, barrier.run_id)
+        self._folder.make()
+        endpoint = barrier.config.endpoint
+        command = keeper_command(self._folder, barrier.run_id, endpoint)
+        self._keeper = KeeperClient(KeeperProcess(self._folder, command, is_answered))
+        self._calls = LocalCheckpointCalls(endpoint, barrier.run_id)
+        self._storage = LocalStorage(self._folder, self._keeper, self._calls, barrier.rank, timeout)
+        self.attach(min(ATTACH_TIMEOUT, timeout))
+
+    def attach(self, timeout: float) -> None:
+        """Have a keeper keep what this rank writes; start one if it has ended.
+
+        Raises:
+            KeeperError: none can be started, or the coordinator does not know it in time.
+        """
+        barrier = self._barrier
+        self._storage.keeper_id = self._keeper.attach(
+            barrier.generation, barrier.world_size, barrier.rank, self._replicas, timeout
+        )
+
+    def attach_again(self) -> None:
+        """As :meth:`attach`, when a save is written: a keeper that has ended since the last one is replaced.
+
+        If that fails, it is logged: the save may still be a local checkpoint.
+        """
+        try:
+            self.attach(self._timeout / 2)
+        except MusterError as error:
+            logger.warning("this node's part of the save may not be replicated: %s", error)
+
+    def pending(self, number: int, attempt: SaveAttempt, wait_for: Level) -> PendingLocal:
+        """Return a save.
+
+        Args:
+            number: of the save, the same on all ranks.
+            attempt: the save's.
+            wait_for: the level that it waits for. One that waits for shared storage goes there in any case.
+        """
+        persisted = number % self._persist_every == 0 or wait_for is Level.PERSISTED
+        terms = Terms(
+            self._replicas,
+            wait_for,
+            self._persist_to if persisted else "",
+            self._keep_persisted if persisted else 0,
+        )
+        return self._storage.pending(attempt, terms)
+
+    def load(self, shared: AgreedLoad, *, verify: bool) -> LocalLoad:
+        """Return what resumes this rank.
+
+        Args:
+            shared: loads from shared storage.
+            verify: whether digests are checked.
+        """
+        return LocalLoad(
+            self._barrier, self._calls, self._keeper, self._folder, shared, self._timeout, verify=verify
+        )
+
+    def level(self, step: int) -> Level | None:
+        """Return the level of the newest local checkpoint of a step, as this node's keeper knows it.
+
+        Raises:
+            KeeperError: the keeper does not answer.
+        """
+        kept = [one for one in self._keeper.checkpoints(STATUS_TIMEOUT) if one.step == step]
+        return max(kept, key=lambda one: one.attempt).level if kept else None
+
+    def close(self) -> None:
+        """Close the connections to the keeper, which goes on."""
+        self._keeper.close()
+
+
+def _check_alone(barrier: GrpcBarrier) -> None:
+    """Refuse a second group: both would number their attempts alike."""
+    known = _prefixes.setdefault((barrier.run_id, barrier.generation), barrier.prefix)
+    if known != barrier.prefix:
+        raise ValueError(
+            f'this process makes local saves of group "{known}" already. Local saves of a run are those of '
+            f"one group: give only one Checkpointer local=…"
+        )

@@ -184,6 +184,7 @@ class Keepers:
         scene: where they are.
         run_id: the run.
         nodes: how many nodes it has.
+        generation: of the ranks.
         domains: how many failure domains the nodes are in, in turn; 0: none has a name.
         disk: the space of each of them.
     """
@@ -194,12 +195,14 @@ class Keepers:
         run_id: str,
         nodes: int,
         *,
+        generation: int = 1,
         domains: int = 2,
         disk: Disk = ROOMY,
     ) -> None:
         self.scene = scene
         self.run_id = run_id
         self.nodes = nodes
+        self.generation = generation
         self.sessions: dict[int, int] = {}
         for number in range(nodes):
             self.sessions[number] = scene.session()
@@ -210,7 +213,7 @@ class Keepers:
                 f"gpu-d{number}",
                 "0.1.0",
             )
-            attachment = Attachment(1, nodes, frozenset({number}), 1)
+            attachment = Attachment(generation, nodes, frozenset({number}), 1)
             self.scene.do(
                 ConnectKeeper(self.sessions[number], run_id, info, (), disk, True, "secret", attachment)
             )
@@ -218,7 +221,7 @@ class Keepers:
 
     def save(self, step: int, number: int, *, copies: bool = True, persisted_as: str = "") -> None:
         """Make a checkpoint; ``copies``: the keepers fetch what they are ordered to hold."""
-        attempt, digest = Attempt(1, number), number.to_bytes(16, "big")
+        attempt, digest = Attempt(self.generation, number), number.to_bytes(16, "big")
         checkpoint = LocalCheckpoint(
             attempt, step, self.nodes, 100, digest, 1, self.persist_to, size=self.nodes * (12 << 30)
         )

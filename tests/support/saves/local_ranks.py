@@ -67,6 +67,18 @@ class Node:
         self.kill_keeper()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def flip(self, attempt: str, name: str) -> None:
+        """Flip a bit of a file, if it is here."""
+        path = self.kept / attempt / name
+        if path.exists():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+    def remove(self, attempt: str, name: str) -> None:
+        """Remove a file, if it is here."""
+        (self.kept / attempt / name).unlink(missing_ok=True)
+
     def log(self) -> str:
         """What its keepers have logged."""
         with suppress(FileNotFoundError):

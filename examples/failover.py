@@ -22,9 +22,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo import headline, say
 from failover_rank import GATE_EVERY
 
+from demo_parts import headline, say
 from lab.processes.coordinator import MUSTER
 from lab.processes.etcd import Cluster, cluster
 from lab.processes.replicas import LEASE_TTL, Replica, Replicas, replicas

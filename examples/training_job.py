@@ -7,6 +7,9 @@ started again goes on from the last checkpoint that was committed. Start it on e
 
     torchrun --rdzv-backend=muster --rdzv-endpoint=HOST:7550 --rdzv-id=job1 --nnodes=4 \
         examples/training_job.py FOLDER
+
+With ``--local /nvme/muster`` its checkpoints are kept on the nodes' own disks, with copies on other nodes.
+Each fourth goes to the folder, too.
 """
 
 import argparse
@@ -49,13 +52,14 @@ class Writer(nn.Module):
         return scores
 
 
-def train(folder: Path, steps: int, report: Report) -> float:
+def train(folder: Path, steps: int, report: Report, local: Path | None = None) -> float:
     """Train this rank to the end, from the last committed checkpoint if there is one.
 
     Args:
         folder: where the checkpoints go; all ranks share it.
         steps: after how many to end.
         report: told what happens.
+        local: a folder on the node's own disk; None: the checkpoints go to ``folder`` alone.
 
     Returns:
         The loss of the last step.
@@ -73,7 +77,10 @@ def train(folder: Path, steps: int, report: Report) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
 
     # Coordinator, run, rank, world size and round come from torchrun's environment.
-    checkpointer = Checkpointer(folder, keep_last=3)
+    if local is None:
+        checkpointer = Checkpointer(folder, keep_last=3)
+    else:
+        checkpointer = Checkpointer(folder, keep_last=3, local=local, replicas=1, persist_every=4)
     start, loss = 0, 0.0
     state = state_of(model, optimizer)
     if resumed := checkpointer.resume(state):
@@ -123,12 +130,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One rank of a small training job; start it by torchrun.")
     parser.add_argument("folder", type=Path, help="where the checkpoints go")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--local", type=Path, help="a folder on the node's own disk")
     arguments = parser.parse_args()
     rank = os.environ["RANK"]
     loss = train(
         arguments.folder,
         arguments.steps,
         lambda what, step, text: print(f"rank {rank}, step {step}: {what} {text}", flush=True),
+        arguments.local,
     )
     print(f"rank {rank} ends with loss {loss:.2f}")
 

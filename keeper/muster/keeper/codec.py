@@ -65,10 +65,11 @@ def keep_request(run_id: str, keeper: pb.Keeper, report: Report, protocol_versio
         holdings=map(_holding, report.holdings.values()),
         disk=pb.Disk(used=report.used, quota=report.quota),
         protocol_version=protocol_version,
+        is_complete=report.is_complete,
     )
 
 
-def report_request(run_id: str, keeper_id: str, changes: Report) -> pb.ReportRequest:
+def report_request(run_id: str, keeper_id: str, changes: Report, is_complete: bool) -> pb.ReportRequest:
     """Return the request that tells what has changed."""
     return pb.ReportRequest(
         run_id=run_id,
@@ -76,6 +77,7 @@ def report_request(run_id: str, keeper_id: str, changes: Report) -> pb.ReportReq
         attachment=_attachment(changes.attachment),
         holdings=map(_holding, changes.holdings.values()),
         disk=pb.Disk(used=changes.used, quota=changes.quota) if changes.quota else None,
+        is_complete=is_complete,
     )
 
 

@@ -136,6 +136,8 @@ class Keeper:
         """Work that several callers may wait for, by what it is."""
         self._reserved = 0
         """Bytes of the files that are being fetched."""
+        self._complete = False
+        """Whether all that an earlier life has left has been verified."""
         self._wake = asyncio.Event()
         self._used = folder.used()
 
@@ -189,7 +191,7 @@ class Keeper:
         for attempt in sorted(self._shelf.attempts()):
             if (one := holding(attempt, self._shelf.kept(attempt), self.order(attempt))) is not None:
                 holdings[attempt] = one
-        return Report(self.attachment, holdings, self._used, self.quota)
+        return Report(self.attachment, holdings, self._used, self.quota, self._complete)
 
     def _changed(self) -> None:
         self._wake.set()
@@ -201,17 +203,21 @@ class Keeper:
         """Verify what an earlier life has left, the newest attempt first."""
         for attempt in sorted(self.folder.attempts(), reverse=True):
             try:
-                head = await self._in_thread(partial(read_head, self.folder.attempt(attempt)))
+                await self._verify_attempt(attempt)
             except (OSError, ValueError) as error:
                 logger.warning("%s is not used: %s", self.folder.attempt(attempt), error)
-                continue
-            if head is None:
-                continue
-            self._shelf.put_head(attempt, head)
-            names = [name for names in head.parts.values() for name in names]
-            here = self.folder.files(attempt)
-            await asyncio.gather(*(self._verified(attempt, head, name) for name in names if name in here))
+        self._complete = True
         self._changed()
+
+    async def _verify_attempt(self, attempt: SaveAttempt) -> None:
+        head = await self._in_thread(partial(read_head, self.folder.attempt(attempt)))
+        order = self.order(attempt)
+        if head is None or (order is not None and head.reference != order.checkpoint.manifest):
+            return
+        self._shelf.put_head(attempt, head)
+        here = self.folder.files(attempt)
+        names = [name for part in head.parts.values() for name in sorted(part & here)]
+        await _all(self._verified(attempt, head, name) for name in names)
 
     # ------------------------------------------------------------------ the orders
 
@@ -492,7 +498,7 @@ class Keeper:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-async def _all(work: Iterable[Awaitable[None]]) -> None:
+async def _all(work: Iterable[Awaitable[object]]) -> None:
     """Wait for all, and raise the first error only when none runs any more."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:

@@ -91,10 +91,10 @@ def _persister(settings: KeeperSettings) -> Persister:
 
 
 async def _work(settings: KeeperSettings, keeper: Keeper, site: Site, address: KeeperAddress) -> None:
-    await keeper.verify_all()
     link = CoordinatorLink(settings.endpoint, settings.run_id, keeper, address, settings.credentials)
     site.link = link
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(keeper.verify_all(), name="muster-keeper-verify")
         tasks.create_task(keeper.run(), name="muster-keeper-orders")
         tasks.create_task(link.run(), name="muster-keeper-link")
 

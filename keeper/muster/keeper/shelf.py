@@ -42,7 +42,9 @@ class Shelf:
 
     def put_head(self, attempt: SaveAttempt, head: Head) -> None:
         """Note a verified head, whose files are in the attempt's folder."""
-        copy = self._copies[attempt] = _Copy(head)
+        copy = self._copies.get(attempt)
+        if copy is None or copy.head.reference != head.reference:
+            copy = self._copies[attempt] = _Copy(head)
         for name in HEAD:
             if (signature := Signature.of(self._folder.file(attempt, name))) is not None:
                 copy.verified[name] = signature

@@ -1,6 +1,6 @@
 """Answers of a coordinator, as the tests of the command need them."""
 
-from muster.v1 import barrier_pb2, common_pb2, rendezvous_pb2, run_pb2
+from muster.v1 import barrier_pb2, common_pb2, local_pb2, rendezvous_pb2, run_pb2
 
 DECIDED_AT = 1_790_000_000
 
@@ -136,3 +136,52 @@ def completed_round(number: int, *, nodes: int = 2) -> rendezvous_pb2.Round:
 def rendezvous(*nodes: rendezvous_pb2.NodeView, **more) -> rendezvous_pb2.Rendezvous:
     given = {"run_id": "job1", "min_nodes": 2, "max_nodes": 4, "message": "round 0 comes together"}
     return rendezvous_pb2.Rendezvous(nodes=nodes, **{**given, **more})
+
+
+def keeper(number: int, *held: local_pb2.Holding, domain: str = "", **more) -> local_pb2.KeeperView:
+    given = {
+        "connected": True,
+        "ranks": [2 * number, 2 * number + 1],
+        "disk": local_pb2.Disk(used=12 << 30, quota=40 << 30),
+    }
+    return local_pb2.KeeperView(
+        keeper=local_pb2.Keeper(
+            id=f"keeper-{number}",
+            url=f"http://10.0.0.{number}:40123",
+            failure_domain=domain,
+            node_name=f"node-{number}",
+            version="0.1.0",
+        ),
+        holdings=held,
+        **{**given, **more},
+    )
+
+
+def holding(*ranks: int, number: int = 17) -> local_pb2.Holding:
+    return local_pb2.Holding(
+        attempt=local_pb2.Attempt(generation=2, number=number), manifest_digest=b"digest", ranks=ranks
+    )
+
+
+def local_checkpoint(
+    level: local_pb2.DurabilityLevel.ValueType = local_pb2.DURABILITY_LEVEL_REPLICATED,
+    *,
+    number: int = 17,
+    step: int = 340,
+    **more,
+) -> local_pb2.LocalCheckpointView:
+    checkpoint = local_pb2.LocalCheckpoint(
+        attempt=local_pb2.Attempt(generation=2, number=number),
+        step=step,
+        world_size=4,
+        manifest_digest=b"digest",
+        replicas=1,
+        size=3 << 30,
+    )
+    return local_pb2.LocalCheckpointView(checkpoint=checkpoint, level=level, **{"age_seconds": 41.0, **more})
+
+
+def local_checkpoints(
+    checkpoints: list[local_pb2.LocalCheckpointView], keepers: list[local_pb2.KeeperView]
+) -> local_pb2.LocalCheckpointServiceListResponse:
+    return local_pb2.LocalCheckpointServiceListResponse(checkpoints=checkpoints, keepers=keepers)

@@ -22,6 +22,8 @@ from muster.v1 import (
     coordinator_pb2_grpc,
     insight_pb2,
     insight_pb2_grpc,
+    local_pb2,
+    local_pb2_grpc,
     rendezvous_pb2,
     rendezvous_pb2_grpc,
     run_pb2,
@@ -80,6 +82,7 @@ class _Services:
         self.coordinator = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         self.rendezvous = rendezvous_pb2_grpc.RendezvousServiceStub(channel)
         self.insight = insight_pb2_grpc.InsightServiceStub(channel)
+        self.local = local_pb2_grpc.LocalCheckpointServiceStub(channel)
 
 
 class Client:
@@ -166,6 +169,13 @@ class Client:
         return self._call(
             lambda services: services.rendezvous.Get,
             rendezvous_pb2.RendezvousServiceGetRequest(run_id=run_id),
+        )
+
+    def local_checkpoints(self, run_id: str) -> local_pb2.LocalCheckpointServiceListResponse:
+        """Return the local checkpoints and the keepers of a run."""
+        return self._call(
+            lambda services: services.local.List,
+            local_pb2.LocalCheckpointServiceListRequest(run_id=run_id),
         )
 
     def stacks(self, request: insight_pb2.StacksRequest) -> insight_pb2.StacksResponse:

@@ -71,6 +71,7 @@ def list_checkpoints(place: Place, output: options.Format = Output.TABLE) -> Non
     """List the committed checkpoints, newest commit first.
 
     A Checkpointer resumes from the first one whose state is COMMITTED. This reads no files: see verify.
+    The checkpoints on the nodes of a run: muster get checkpoints RUN.
     """
     with _reading(place):
         stored = _opened(place).checkpoints()

@@ -1,11 +1,12 @@
-"""The columns of tables of runs, barriers, members, nodes, rounds and missing ranks."""
+"""The columns of tables of runs, barriers, members, nodes, rounds, local checkpoints and missing ranks."""
 
 from muster.service.cli.views.table import Column, name
 from muster.service.core.vocabulary import report
-from muster.service.formatting.cells import NOTHING, duration, ranks, steps
+from muster.service.formatting.cells import NOTHING, duration, ranks, size, steps
 from muster.service.formatting.checkpoints import step_text
+from muster.service.formatting.local_checkpoints import CheckpointRow, KeeperRow
 from muster.service.formatting.rounds import RoundRow
-from muster.service.wire import missing_from_pb
+from muster.service.wire import milliseconds, missing_from_pb
 from muster.v1 import barrier_pb2, common_pb2, coordinator_pb2, rendezvous_pb2, run_pb2
 
 
@@ -175,6 +176,31 @@ ROUNDS: list[Column[RoundRow]] = [
     Column(title="JOINED IN", cell=lambda row: row.joined_in),
     Column(title="COMPLETED AT", cell=lambda row: row.completed_at),
     Column(title="WHO", cell=lambda row: row.who, wide=True),
+]
+
+CHECKPOINTS: list[Column[CheckpointRow]] = [
+    Column(title="STEP", cell=lambda row: str(row.view.checkpoint.step)),
+    Column(title="ATTEMPT", cell=lambda row: row.attempt),
+    Column(title="LEVEL", cell=lambda row: row.level, state=True),
+    Column(title="AGE", cell=lambda row: duration(milliseconds(row.view.age_seconds))),
+    Column(title="SIZE", cell=lambda row: size(row.view.checkpoint.size)),
+    Column(title="RANKS", cell=lambda row: str(row.view.checkpoint.world_size), wide=True),
+    Column(title="COPIES", cell=lambda row: row.copies),
+    Column(title="PERSISTED AS", cell=lambda row: row.view.persisted_as or NOTHING, wide=True),
+    Column(title="PENDING", cell=lambda row: row.view.pending or NOTHING),
+    Column(title="LOSS", cell=lambda row: row.loss),
+]
+
+KEEPERS: list[Column[KeeperRow]] = [
+    Column(title="NODE", cell=lambda row: row.node),
+    Column(title="STATE", cell=lambda row: row.state, state=True),
+    Column(title="RANKS", cell=lambda row: row.ranks),
+    Column(title="COPIES TO", cell=lambda row: row.copies_to),
+    Column(title="DISK", cell=lambda row: row.disk),
+    Column(title="DOMAIN", cell=lambda row: row.view.keeper.failure_domain or NOTHING),
+    Column(title="VERSION", cell=lambda row: row.view.keeper.version or NOTHING),
+    Column(title="URL", cell=lambda row: row.view.keeper.url, wide=True),
+    Column(title="ID", cell=lambda row: row.view.keeper.id, wide=True),
 ]
 
 NODES: list[Column[rendezvous_pb2.NodeView]] = [

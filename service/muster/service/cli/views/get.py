@@ -1,4 +1,4 @@
-"""``muster get``: runs, barriers, members, rounds and replicas, in lists."""
+"""``muster get``: runs, barriers, members, rounds, local checkpoints, keepers and replicas, in lists."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -22,6 +22,12 @@ from muster.service.cli.views.table import (
     note,
     terminal_width,
 )
+from muster.service.formatting.local_checkpoints import (
+    CheckpointRow,
+    KeeperRow,
+    checkpoint_rows,
+    keeper_rows,
+)
 from muster.service.formatting.rounds import round_key, rounds_of
 from muster.service.wire import as_dict
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2
@@ -34,7 +40,9 @@ History = Annotated[
     typer.Option(min=1, max=1000, metavar="N", help="Decided barriers to show of each group, newest first."),
 ]
 
-app = typer.Typer(help="List runs, barriers, members, rounds or replicas.", no_args_is_help=True)
+app = typer.Typer(
+    help="List runs, barriers, members, rounds, local checkpoints, keepers or replicas.", no_args_is_help=True
+)
 
 
 @app.command()
@@ -134,6 +142,69 @@ def rounds(
         else:
             fresh = changes(map(rounds_of, polls), round_key, lambda row: row)
             _print_batches(fresh, columns.ROUNDS, output)
+
+
+@app.command()
+@connecting
+def checkpoints(
+    run: options.Run,
+    output: options.Format = Output.TABLE,
+    watch: options.Watch = False,
+    interval: options.Interval = options.DEFAULT_INTERVAL,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """List the local checkpoints of a run, newest first, with the cost of losing a node.
+
+    Those in shared storage: muster checkpoint list PLACE.
+    """
+    with connect(endpoint, timeout) as client:
+        found = client.local_checkpoints(run)
+        if not found.checkpoints:
+            note(
+                f"run {run} has no local checkpoints on {client.endpoint}\n"
+                "  next: give its Checkpointer a folder on the nodes (local=…); "
+                "muster checkpoint list PLACE shows those in shared storage"
+            )
+        if not watch:
+            _print_all(found, checkpoint_rows(found), columns.CHECKPOINTS, output)
+            return
+        polls = _polls(found, lambda: client.local_checkpoints(run), interval)
+        fresh = changes(map(checkpoint_rows, polls), checkpoint_key, checkpoint_content)
+        if output is Output.JSON:
+            _print_lines([row.view for row in batch] for batch in fresh)
+        else:
+            _print_batches(fresh, columns.CHECKPOINTS, output)
+
+
+@app.command()
+@connecting
+def keepers(
+    run: options.Run,
+    output: options.Format = Output.TABLE,
+    watch: options.Watch = False,
+    interval: options.Interval = options.DEFAULT_INTERVAL,
+    endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
+    timeout: options.Timeout = options.DEFAULT_TIMEOUT,
+) -> None:
+    """List the keepers of a run: the processes that keep local checkpoints on its nodes."""
+    with connect(endpoint, timeout) as client:
+        found = client.local_checkpoints(run)
+        if not found.keepers:
+            note(
+                f"run {run} has no keepers on {client.endpoint}\n"
+                "  next: give its Checkpointer a folder on the nodes (local=…); if it has one, "
+                "see keeper.log in that folder"
+            )
+        if not watch:
+            _print_all(found, keeper_rows(found), columns.KEEPERS, output)
+            return
+        polls = _polls(found, lambda: client.local_checkpoints(run), interval)
+        fresh = changes(map(keeper_rows, polls), keeper_key, keeper_content)
+        if output is Output.JSON:
+            _print_lines([row.view for row in batch] for batch in fresh)
+        else:
+            _print_batches(fresh, columns.KEEPERS, output)
 
 
 @app.command()
@@ -246,6 +317,26 @@ def member_key(member: run_pb2.Member) -> Hashable:
 def member_content(member: run_pb2.Member) -> object:
     """Return a member without its age."""
     return member.state, member.generation, [str(group) for group in member.groups]
+
+
+def checkpoint_key(row: CheckpointRow) -> Hashable:
+    """Return what identifies a local checkpoint."""
+    return row.attempt
+
+
+def checkpoint_content(row: CheckpointRow) -> object:
+    """Return a local checkpoint without its age."""
+    return row.level, row.copies, row.loss, row.view.pending, row.view.persisted_as
+
+
+def keeper_key(row: KeeperRow) -> Hashable:
+    """Return what identifies a keeper."""
+    return row.view.keeper.id
+
+
+def keeper_content(row: KeeperRow) -> object:
+    """Return a keeper without its used space, which every checkpoint changes."""
+    return row.state, row.ranks, row.copies_to, str(row.view.keeper), row.view.disk.quota
 
 
 def rendezvous_content(rendezvous: rendezvous_pb2.Rendezvous) -> object:

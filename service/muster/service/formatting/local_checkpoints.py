@@ -1,0 +1,171 @@
+"""Local checkpoints and keepers as table rows: how many copies there are, and what a loss would cost."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from muster.service.core.vocabulary import report
+from muster.service.formatting.cells import NOTHING, size
+from muster.v1 import local_pb2
+
+MAX_NAMED = 3
+"""Nodes that one cell names; it counts the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """One local checkpoint."""
+
+    view: local_pb2.LocalCheckpointView
+    attempt: str
+    """Generation and number of the save, as in the name of its folder: ``2-17``."""
+    level: str
+    copies: str
+    """On how many nodes the parts are: ``2 nodes each``."""
+    loss: str
+    """The cost of losing a node, for example ``losing node-3 loses it``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperRow:
+    """One keeper."""
+
+    view: local_pb2.KeeperView
+    node: str
+    state: str
+    ranks: str
+    copies_to: str
+    """The nodes that get copies of its parts."""
+    disk: str
+    """Used bytes, quota, and their ratio: ``12.0 GiB of 40.0 GiB (30%)``."""
+
+
+def checkpoint_rows(found: local_pb2.LocalCheckpointServiceListResponse) -> list[CheckpointRow]:
+    """Return the local checkpoints, newest first."""
+    names = node_names(found.keepers)
+    return [_checkpoint(one, found.keepers, names) for one in found.checkpoints]
+
+
+def keeper_rows(found: local_pb2.LocalCheckpointServiceListResponse) -> list[KeeperRow]:
+    """Return the keepers, by the names of their nodes."""
+    names = node_names(found.keepers)
+    rows = [_keeper(one, names) for one in found.keepers]
+    return sorted(rows, key=lambda row: (len(row.node), row.node))
+
+
+def node_names(keepers: Iterable[local_pb2.KeeperView]) -> dict[str, str]:
+    """Return the name of each keeper's node, by the keeper's id.
+
+    It is the scheduler's name, or the host at which the keeper is reached. Keepers that share it have their
+    id behind it.
+    """
+    names = {one.keeper.id: one.keeper.node_name or _host(one.keeper) for one in keepers}
+    uses = Counter(names.values())
+    return {key: f"{name} ({key[:8]})" if uses[name] > 1 else name for key, name in names.items()}
+
+
+def level_name(level: local_pb2.DurabilityLevel.ValueType) -> str:
+    """Return ``LOCAL``, ``REPLICATED`` or ``PERSISTED``; a level of a newer coordinator as its number."""
+    known = local_pb2.DurabilityLevel.DESCRIPTOR.values_by_number.get(level)
+    return known.name.removeprefix("DURABILITY_LEVEL_") if known is not None else str(level)
+
+
+def domain_of(keeper: local_pb2.Keeper) -> str:
+    """Return the failure domain of a keeper; one without a domain is a domain of its own."""
+    return keeper.failure_domain or f"node {keeper.id}"
+
+
+def used_ratio(disk: local_pb2.Disk) -> float:
+    """Return the used part of the quota; 0 if there is no quota."""
+    return disk.used / disk.quota if disk.quota else 0.0
+
+
+def _checkpoint(
+    view: local_pb2.LocalCheckpointView, keepers: Sequence[local_pb2.KeeperView], names: dict[str, str]
+) -> CheckpointRow:
+    attempt = view.checkpoint.attempt
+    holders = _holders(view.checkpoint, keepers)
+    fewest, most = min(map(len, holders), default=0), max(map(len, holders), default=0)
+    spread = str(fewest) if fewest == most else f"{fewest}-{most}"
+    return CheckpointRow(
+        view=view,
+        attempt=f"{attempt.generation}-{attempt.number}",
+        level=level_name(view.level),
+        copies=f"{spread} {'node' if spread == '1' else 'nodes'} each",
+        loss=_loss(view, fewest, _only_domains(holders), names),
+    )
+
+
+def _holders(
+    checkpoint: local_pb2.LocalCheckpoint, keepers: Sequence[local_pb2.KeeperView]
+) -> list[list[local_pb2.Keeper]]:
+    """Return the connected keepers that have each part, by rank."""
+    holders: list[list[local_pb2.Keeper]] = [[] for _ in range(checkpoint.world_size)]
+    for one in keepers:
+        for holding in one.holdings:
+            if holding.attempt != checkpoint.attempt or holding.manifest_digest != checkpoint.manifest_digest:
+                continue
+            for rank in holding.ranks:
+                if one.connected and rank < len(holders):
+                    holders[rank].append(one.keeper)
+    return holders
+
+
+def _only_domains(holders: Iterable[Sequence[local_pb2.Keeper]]) -> list[str]:
+    """Return the named failure domains that hold all copies of a part."""
+    found = set()
+    for keepers in holders:
+        domains = {domain_of(keeper) for keeper in keepers}
+        if len(domains) == 1 and keepers[0].failure_domain:
+            found |= domains
+    return sorted(found)
+
+
+def _loss(
+    view: local_pb2.LocalCheckpointView, fewest: int, only_domains: Sequence[str], names: dict[str, str]
+) -> str:
+    """Say the cost of losing a node, or a failure domain."""
+    is_persisted = view.level >= local_pb2.DURABILITY_LEVEL_PERSISTED
+    if view.missing_ranks:
+        ranks = report.ranges(view.missing_ranks)
+        lost = f"no node has the parts of ranks {ranks}"
+        return f"{lost}; shared storage has it" if is_persisted else lost
+    cost = "leaves shared storage" if is_persisted else "loses it"
+    if view.only_copies:
+        return f"losing {_any_of([names.get(one, one) for one in view.only_copies])} {cost}"
+    survived = "any node may be lost" if fewest == 2 else f"any {fewest - 1} nodes may be lost"
+    return f"{survived}; losing {_any_of(only_domains)} {cost}" if only_domains else survived
+
+
+def _any_of(names: Sequence[str]) -> str:
+    shown = [report.shown(name) for name in sorted(names, key=lambda name: (len(name), name))[:MAX_NAMED]]
+    if len(names) > MAX_NAMED:
+        return f"any of {len(names)} ({', '.join(shown)}, …)"
+    return " or ".join(shown)
+
+
+def _keeper(view: local_pb2.KeeperView, names: dict[str, str]) -> KeeperRow:
+    copies = sorted((names.get(one, one) for one in view.copies_to), key=lambda name: (len(name), name))
+    return KeeperRow(
+        view=view,
+        node=names[view.keeper.id],
+        state="CONNECTED" if view.connected else "DISCONNECTED",
+        ranks=report.ranges(view.ranks).replace(" ", "") or NOTHING,
+        copies_to=", ".join(copies) or NOTHING,
+        disk=disk_text(view.disk),
+    )
+
+
+def disk_text(disk: local_pb2.Disk) -> str:
+    """Describe the space of a keeper: used bytes, and the quota if there is one."""
+    if not disk.quota:
+        return size(disk.used)
+    return f"{size(disk.used)} of {size(disk.quota)} ({used_ratio(disk):.0%})"
+
+
+def _host(keeper: local_pb2.Keeper) -> str:
+    try:
+        return urlsplit(keeper.url).hostname or keeper.id
+    except ValueError:  # The keeper chose it.
+        return keeper.id

@@ -1,0 +1,166 @@
+"""A small ``LocalCheckpointService`` on a real socket: a test gives the orders, and sees the reports."""
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from lab.patience import until
+from lab.processes.coordinator import free_port
+from muster.v1 import local_pb2 as pb
+from muster.v1 import local_pb2_grpc
+from tests.support.keeping.checkpoints import MadeCheckpoint
+
+TOKEN = "a token of peers"
+Holdings = dict[tuple[int, int], pb.Holding]
+
+
+class FakeKeeper:
+    """What a keeper has said on its stream, and what it is to hear."""
+
+    def __init__(self, request: pb.KeepRequest) -> None:
+        self.request = request
+        self.attachment = request.attachment
+        self.holdings: Holdings = {_key(one.attempt): one for one in request.holdings}
+        self.disk = request.disk
+        self.is_complete = request.is_complete
+        self.outbox: queue.SimpleQueue[pb.KeepResponse | None] = queue.SimpleQueue()
+
+
+class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
+    """It decides nothing: a test gives the orders.
+
+    Args:
+        port: default: a free one.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port or free_port()
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self.keepers: dict[str, FakeKeeper] = {}
+        self.orders: dict[str, pb.Orders] = {}
+        """By keeper, the last orders: the first that its next stream hears."""
+        self.refusing = False
+        """Whether reports are refused."""
+        self._lock = threading.Lock()
+        self._server: grpc.Server | None = None
+
+    def __enter__(self) -> "FakeService":
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> "FakeService":
+        """Listen."""
+        self._server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
+        local_pb2_grpc.add_LocalCheckpointServiceServicer_to_server(self, self._server)
+        assert self._server.add_insecure_port(self.endpoint) == self.port
+        self._server.start()
+        return self
+
+    def stop(self) -> None:
+        """End all streams; what keepers have said is forgotten."""
+        if self._server is not None:
+            for keeper in list(self.keepers.values()):
+                keeper.outbox.put(None)
+            self._server.stop(0).wait()
+            self._server = None
+            self.keepers.clear()
+
+    # ------------------------------------------------------------------ the service
+
+    def Keep(self, request: pb.KeepRequest, context: Any) -> Iterator[pb.KeepResponse]:  # noqa: N802
+        keeper = FakeKeeper(request)
+        with self._lock:
+            self.keepers[request.keeper.id] = keeper
+        self._push_peers()
+        keeper.outbox.put(pb.KeepResponse(orders=self.orders.get(request.keeper.id, pb.Orders())))
+        context.add_callback(lambda: keeper.outbox.put(None))
+        while (response := keeper.outbox.get()) is not None:
+            yield response
+        with self._lock:
+            if self.keepers.get(request.keeper.id) is keeper:
+                del self.keepers[request.keeper.id]
+
+    def Report(self, request: pb.ReportRequest, context: Any) -> pb.ReportResponse:  # noqa: N802
+        keeper = self.keepers.get(request.keeper_id)
+        if keeper is None or self.refusing:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no stream is open")
+        assert keeper is not None
+        with self._lock:
+            if request.HasField("attachment"):
+                keeper.attachment = request.attachment
+            if request.HasField("disk"):
+                keeper.disk = request.disk
+            keeper.is_complete = keeper.is_complete or request.is_complete
+            keeper.holdings |= {_key(one.attempt): one for one in request.holdings}
+        self._push_peers()
+        return pb.ReportResponse()
+
+    def _push_peers(self) -> None:
+        with self._lock:
+            keepers = dict(self.keepers)
+        locations = [
+            pb.Location(url=one.request.keeper.url, ranks=one.attachment.ranks) for one in keepers.values()
+        ]
+        for keeper in keepers.values():
+            keeper.outbox.put(pb.KeepResponse(peers=pb.Peers(generation=1, token=TOKEN, keepers=locations)))
+
+    # ------------------------------------------------------------------ tests
+
+    def push(self, keeper_id: str, *orders: pb.Order, forget_before: tuple[int, int] = (0, 0)) -> None:
+        """Give a keeper its orders."""
+        before = pb.Attempt(generation=forget_before[0], number=forget_before[1])
+        self.orders[keeper_id] = pb.Orders(checkpoints=orders, forget_before=before)
+        if (keeper := self.keepers.get(keeper_id)) is not None:
+            keeper.outbox.put(pb.KeepResponse(orders=self.orders[keeper_id]))
+
+    def url(self, keeper_id: str) -> str:
+        """The URL that a keeper has told."""
+        return str(self.keepers[keeper_id].request.keeper.url)
+
+    def source(self, keeper_id: str, *ranks: int) -> pb.Location:
+        """A keeper as a source of parts."""
+        return pb.Location(url=self.url(keeper_id), ranks=ranks)
+
+    def connected(self, *keeper_ids: str) -> None:
+        """Wait until these keepers have connected, and verified all that they have."""
+        until(
+            lambda: all(one in self.keepers and self.keepers[one].is_complete for one in keeper_ids),
+            "the keepers do not connect",
+        )
+
+    def gone(self, keeper_id: str) -> None:
+        """Wait until the stream of a killed keeper has ended."""
+        until(lambda: keeper_id not in self.keepers, "the keeper's stream does not end")
+
+    def holds(self, keeper_id: str, made: MadeCheckpoint, ranks: Iterable[int]) -> None:
+        """Wait until a keeper has reported exactly these parts."""
+        until(
+            lambda: self.held(keeper_id, made) == sorted(ranks),
+            lambda: f"{keeper_id} holds {self.held(keeper_id, made)}",
+        )
+
+    def held(self, keeper_id: str, made: MadeCheckpoint) -> list[int] | None:
+        """The ranks whose parts a keeper has reported last; None: it has not."""
+        found = self.holding(keeper_id, made)
+        return None if found is None else list(found.ranks)
+
+    def holding(self, keeper_id: str, made: MadeCheckpoint) -> pb.Holding | None:
+        """What a keeper has reported last of a checkpoint."""
+        keeper = self.keepers.get(keeper_id)
+        return None if keeper is None else keeper.holdings.get(tuple(made.attempt))
+
+
+def _key(attempt: pb.Attempt) -> tuple[int, int]:
+    return attempt.generation, attempt.number

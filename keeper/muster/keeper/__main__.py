@@ -17,9 +17,11 @@ from muster.keeper.settings import (
     FAILURE_DOMAIN,
     LOCAL_QUOTA,
     NODE_ADDRESS,
+    STORAGE_OPTIONS,
     UPLOAD_RATE,
     KeeperSettings,
     host_and_port,
+    storage_options,
 )
 
 FAILED, USAGE = 1, 2
@@ -120,6 +122,7 @@ def _settings(given: argparse.Namespace) -> KeeperSettings:
         node_name=node_name(),
         quota=_bytes("--quota", given.quota),
         upload_rate=_bytes("--upload-rate", given.upload_rate),
+        storage_options=storage_options(os.environ.get(STORAGE_OPTIONS, "")),
         follow=given.follow,
         credentials=Credentials.of(),
     )
@@ -132,4 +135,8 @@ def _bytes(name: str, text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Threads may wait for a network or a disk for long. What they write is verified before it is used.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)

@@ -15,8 +15,10 @@ from typing import Any
 from aiohttp import web
 
 from muster.keeper.coordinator import CoordinatorLink, KeeperAddress
+from muster.keeper.file_store import FileStore
 from muster.keeper.folder import KeeperFolder
-from muster.keeper.keeper import Keeper, Persister
+from muster.keeper.keeper import Keeper
+from muster.keeper.persisting.persister import SharedStoragePersister
 from muster.keeper.server import Site
 from muster.keeper.settings import KeeperSettings, own_host, url_of
 from muster.keeper.transport import HttpTransport
@@ -33,14 +35,6 @@ SHUTDOWN_TIMEOUT = 1.0
 """Seconds that answers may still take when the keeper stops."""
 
 
-class _NoPersister:
-    async def persist(self, *_: object) -> None:
-        raise OSError("this keeper cannot copy to shared storage")
-
-    async def commit(self, *_: object) -> str:
-        raise OSError("this keeper cannot copy to shared storage")
-
-
 async def run_keeper(settings: KeeperSettings) -> None:
     """Run a keeper until SIGTERM, SIGINT, or the end of the process that it follows.
 
@@ -55,7 +49,7 @@ async def run_keeper(settings: KeeperSettings) -> None:
     folder = KeeperFolder(settings.folder, settings.run_id)
     async with AsyncExitStack() as stack:
         folder.lock()
-        stack.callback(folder.unlock)
+        stack.callback(folder.retract)
         keeper, site = _assemble(settings, folder, stack)
         scheme, tls = "http", None
         port = await _serve(stack, site.for_peers(), *settings.listen, tls)
@@ -81,13 +75,13 @@ def _assemble(settings: KeeperSettings, folder: KeeperFolder, stack: AsyncExitSt
     transport = HttpTransport(lambda: keepers[0].peers.token)
     stack.callback(transport.close)
     quota = settings.quota or folder.default_quota()
-    keeper = Keeper(folder, folder.id(), transport, threads, quota, _persister(settings))
+    keeper_id = folder.id()
+    files = FileStore(folder, keeper_id, transport, threads, quota)
+    persister = SharedStoragePersister(settings.run_id, settings.upload_rate, settings.storage_options)
+    stack.callback(persister.close)
+    keeper = Keeper(keeper_id, files, persister)
     keepers.append(keeper)
     return keeper, Site(keeper, transport, threads, secrets.token_hex(32))
-
-
-def _persister(settings: KeeperSettings) -> Persister:
-    return _NoPersister()
 
 
 async def _work(settings: KeeperSettings, keeper: Keeper, site: Site, address: KeeperAddress) -> None:

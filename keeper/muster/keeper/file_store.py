@@ -21,6 +21,7 @@ from muster.keeper.fetching import (
     in_order,
 )
 from muster.keeper.folder import KeeperFolder, Signature, partial_path
+from muster.keeper.orders import wanted_ranks
 from muster.keeper.shelf import Shelf
 from muster.keeper.transport import AbsentError, Transport, TransportError, read_all
 from muster.keeper.verifying import file_is_whole, read_head
@@ -115,6 +116,20 @@ class FileStore:
             await self.verify_again(attempt, name)
         await self.file(attempt, name, is_copy=False)
         return self.folder.file(attempt, name)
+
+    def elsewhere(self, attempt: SaveAttempt, name: str) -> list[str]:
+        """Return the URLs of a file that other keepers have, and that this one need not hold.
+
+        Empty: it is here, or is to be, or nothing is known of it yet.
+        """
+        order, head = self.order(attempt), self.shelf.head(attempt)
+        if order is None or head is None or name in HEAD or self.has(attempt, name):
+            return []
+        entry = head.manifest.files.get(name)
+        if entry is None or entry.rank in wanted_ranks(order):
+            return []
+        path = file_path(attempt, name)
+        return [f"{source.url}{path}" for source in order.sources if entry.rank in source.ranks]
 
     def has(self, attempt: SaveAttempt, name: str) -> bool:
         """Return whether a file is here and verified."""

@@ -189,6 +189,8 @@ class Site:
         attempt, name, again = _attempt(said.get("attempt")), said.get("name"), said.get("verify", False)
         if not isinstance(name, str):
             raise RefusedError(400, "name is no text")
+        if said.get("pieces") is True and (urls := self._keeper.files.elsewhere(attempt, name)):
+            return web.json_response({"urls": urls, "token": self._keeper.peers.token})
         try:
             path = await self._keeper.files.present(attempt, name, again=again is True)
         except NoSourceError as error:

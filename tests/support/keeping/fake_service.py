@@ -107,6 +107,11 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         self._push_peers()
         return pb.ReportResponse()
 
+    def Commit(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "a keeper does not ask for it")
+
+    Recover = List = Commit
+
     def _push_peers(self) -> None:
         with self._lock:
             keepers = dict(self.keepers)
@@ -159,7 +164,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
     def holding(self, keeper_id: str, made: MadeCheckpoint) -> pb.Holding | None:
         """What a keeper has reported last of a checkpoint."""
         keeper = self.keepers.get(keeper_id)
-        return None if keeper is None else keeper.holdings.get(tuple(made.attempt))
+        return None if keeper is None else keeper.holdings.get((made.attempt.generation, made.attempt.number))
 
 
 def _key(attempt: pb.Attempt) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class Node:
 
     @property
     def keeper(self) -> int | None:
-        """The process id of its keeper; None if there is none."""
+        """The process id of its keeper; None if it has ended."""
         try:
             pid = int(json.loads((self.kept / "keeper.json").read_bytes())["pid"])
             os.kill(pid, 0)

@@ -2,9 +2,10 @@
 
 ``python -m tests.support.saves.local_chaos --rounds 120`` runs many rounds, and prints what was done.
 
-Each round begins a generation, resumes, saves, and is then hit by some faults. At most one node loses its disk
-or has its copies damaged in a round, as the one copy of each part allows. So a plain model knows the steps that
-the next round may resume from: the newest one, if all disks are whole; else any from the newest one with copies.
+Each round begins a generation, resumes, saves, and is then hit by some faults. At most one node loses its
+disk or has its copies damaged in a round, as the one copy of each part allows. So a plain model knows the
+steps that the next round may resume from: the newest one, if all disks are whole; else any from the newest
+one with copies on.
 """
 
 import argparse
@@ -174,9 +175,8 @@ def main() -> None:
     for fault, count in sorted(chaos.faults.items()):
         print(f"{count:4} {fault}")
     total = sum(chaos.faults.values())
-    print(
-        f"{total} faults in {time.monotonic() - began:.0f} s: each time the step that the model allows, bit-equal"
-    )
+    seconds = time.monotonic() - began
+    print(f"{total} faults in {seconds:.0f} s: each time a step that the model allows, bit-equal")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from muster.keeper.coordinator import CoordinatorLink, KeeperAddress
 from muster.keeper.file_store import FileStore
-from muster.keeper.folder import KeeperFolder
+from muster.keeper.folder import FolderInUseError, KeeperFolder
 from muster.keeper.keeper import Keeper
 from muster.keeper.persisting.persister import SharedStoragePersister
 from muster.keeper.server import Site
@@ -34,6 +34,20 @@ LINGER = 120.0
 """Seconds that a keeper goes on after the followed process, while it has parts to copy to shared storage."""
 SHUTDOWN_TIMEOUT = 1.0
 """Seconds that answers may still take when the keeper stops."""
+
+
+def run_until_stopped(settings: KeeperSettings) -> str | None:
+    """Run a keeper in this process, and log to stderr.
+
+    Returns:
+        Why it cannot run; None: it was told to stop.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(run_keeper(settings))
+    except (OSError, ValueError, FolderInUseError) as error:
+        return str(error)
+    return None
 
 
 async def run_keeper(settings: KeeperSettings) -> None:

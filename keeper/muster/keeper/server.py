@@ -171,7 +171,7 @@ class Site:
             return lambda: self._read_note(attempt, note)
         url = self._keeper.peers.of_rank(rank)
         if url is None:
-            raise RefusedError(404, f"no keeper of rank {rank} is known")
+            raise RefusedError(503, f"no keeper of rank {rank} is known yet")
 
         def read() -> bytes:
             path = f"/notes/{attempt_name(attempt)}/{quote(note, safe='')}"

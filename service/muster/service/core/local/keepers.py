@@ -75,6 +75,11 @@ class Keepers:
         """Return the keepers of the current generation, connected or not."""
         return [keeper for keeper in self if self.is_current(keeper)]
 
+    def ranks_of(self, keeper_id: str) -> frozenset[int]:
+        """Return the ranks for which a keeper keeps parts."""
+        attachment = self._by_id[keeper_id].attachment
+        return attachment.ranks if attachment is not None else frozenset()
+
     def attach(self, keeper: Keeper, attachment: Attachment) -> bool:
         """Attach a keeper to ranks. Returns whether that changes anything."""
         if keeper.attachment == attachment or attachment.generation < self.generation:

@@ -264,15 +264,15 @@ class LocalTier:
         if needed == 1 or not copies.has_all_copies:
             return False
         domains = {keeper.info.id: keeper.domain for keeper in self.keepers}
-        reachable = {
-            origin: len({domains[one] for one in (origin, *holders)})
-            for origin, holders in self.keepers.placement.items()
-        }
-        for holders in copies.holders:
-            placed = max((reachable.get(holder, 1) for holder in holders), default=1)
-            if len({domains[holder] for holder in holders}) < min(placed, needed):
-                return False
-        return True
+        placed: dict[int, int] = {}
+        """By rank: the domains that its part and the copies of it get."""
+        for origin, holders in self.keepers.placement.items():
+            reached = len({domains[one] for one in (origin, *holders)})
+            placed.update(dict.fromkeys(self.keepers.ranks_of(origin), reached))
+        return all(
+            len({domains[holder] for holder in holders}) >= min(placed.get(rank, 1), needed)
+            for rank, holders in enumerate(copies.holders)
+        )
 
     def _drop(self, copies: Copies, effects: Effects) -> None:
         del self._copies[copies.attempt]

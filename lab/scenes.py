@@ -19,6 +19,18 @@ from muster.service.core.vocabulary.events import (
     Tick,
     WriteReport,
 )
+from muster.service.core.vocabulary.local import (
+    Attachment,
+    Attempt,
+    CommitLocal,
+    ConnectKeeper,
+    Disk,
+    Holding,
+    KeeperInfo,
+    LocalCheckpoint,
+    Orders,
+    ReportKeeper,
+)
 from muster.service.core.vocabulary.model import Instant, NodeInfo, RendezvousSettings
 from muster.service.draining import DRAINING
 from muster.service.insight import words
@@ -29,6 +41,7 @@ T = TypeVar("T")
 WALL = 1_790_000_000.0
 RANKS_PER_NODE = 8
 TTL = 10.0
+ROOMY = Disk(used=96 << 30, quota=160 << 30)
 
 
 class Scene:
@@ -164,6 +177,76 @@ class Job:
         self.scene.do(CloseRun(self.scene.session(), self.run_id, by, reason))
 
 
+class Keepers:
+    """The keepers of a run, each for one rank, which hold what they are ordered to hold.
+
+    Args:
+        scene: where they are.
+        run_id: the run.
+        nodes: how many nodes it has.
+        generation: of the ranks.
+        domains: how many failure domains the nodes are in, in turn; 0: none has a name.
+        disk: the space of each of them.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        run_id: str,
+        nodes: int,
+        *,
+        generation: int = 1,
+        domains: int = 2,
+        disk: Disk = ROOMY,
+    ) -> None:
+        self.scene = scene
+        self.run_id = run_id
+        self.nodes = nodes
+        self.generation = generation
+        self.sessions: dict[int, int] = {}
+        for number in range(nodes):
+            self.sessions[number] = scene.session()
+            info = KeeperInfo(
+                f"keeper-{number}",
+                f"http://10.0.0.{number}:40123",
+                f"rack-{number % domains}" if domains else "",
+                f"gpu-d{number}",
+                "0.1.0",
+            )
+            attachment = Attachment(generation, nodes, frozenset({number}), 1)
+            self.scene.do(
+                ConnectKeeper(self.sessions[number], run_id, info, (), disk, True, "secret", attachment)
+            )
+        self.persist_to = ""
+
+    def save(self, step: int, number: int, *, copies: bool = True, persisted_as: str = "") -> None:
+        """Make a checkpoint; ``copies``: the keepers fetch what they are ordered to hold."""
+        attempt, digest = Attempt(self.generation, number), number.to_bytes(16, "big")
+        checkpoint = LocalCheckpoint(
+            attempt, step, self.nodes, 100, digest, 1, self.persist_to, size=self.nodes * (12 << 30)
+        )
+        self.scene.do(CommitLocal(self.scene.session(), self.run_id, checkpoint, "keeper-0"))
+        told: dict[int, Orders] = {}
+        for keeper in self.sessions:
+            effects = self._report(keeper, Holding(attempt, digest, frozenset({keeper})))
+            for delivery in effects.deliveries:
+                if isinstance(delivery.message, Orders):
+                    told |= {session: delivery.message for session in delivery.audience}
+        for keeper, session in self.sessions.items() if copies else ():
+            orders = told[session].checkpoints
+            ranks = next(frozenset(one.ranks) for one in orders if one.checkpoint.attempt == attempt)
+            everything = frozenset(range(self.nodes)) if persisted_as else frozenset()
+            self._report(keeper, Holding(attempt, digest, ranks, everything, persisted_as))
+
+    def lose(self, number: int) -> None:
+        """The stream of a keeper breaks."""
+        self.scene.do(Disconnected(self.sessions.pop(number)))
+
+    def _report(self, number: int, holding: Holding) -> Effects:
+        session = self.scene.session()
+        return self.scene.do(ReportKeeper(session, self.run_id, f"keeper-{number}", (holding,), True))
+
+
 def written(step: int, slowest: int, *, commits: bool = False) -> Callable[[int], WriteReport]:
     """What each rank tells of its part of a save, which takes one of them longer than the others."""
 
@@ -208,6 +291,20 @@ def sixteen() -> Scene:
     scene.wait(1)
     big.lose(11)
     scene.wait(6)
+    return scene
+
+
+def local() -> Scene:
+    """A run of four nodes with local checkpoints: the newest one is still without copies."""
+    scene = Scene()
+    keepers = Keepers(scene, "llama-8b", 4)
+    keepers.persist_to = "s3://bucket/llama-8b"
+    keepers.save(300, 3, persisted_as="s3://bucket/llama-8b/step-300")
+    scene.wait(60)
+    keepers.save(310, 4)
+    scene.wait(60)
+    keepers.save(320, 5, copies=False)
+    scene.wait(2)
     return scene
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from lab.patience import until
 from lab.processes.coordinator import Coordinator
+from tests.support.saves.local_chaos import NODES, Chaos
 from tests.support.saves.local_ranks import LocalJob, local_job
 
 
@@ -167,3 +169,10 @@ def test_step_that_another_life_persisted_is_saved_again(job: LocalJob):
     job.hide_shared()
     job.begin()
     assert job.all("resume") == ["step 2, local"] * 3
+
+
+def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path, coordinator: Coordinator):
+    with local_job(tmp_path, coordinator.endpoint, NODES) as job:
+        chaos = Chaos(job, coordinator, Random(7))
+        for _ in range(3):
+            chaos.round()

@@ -12,6 +12,13 @@ from muster.v1 import local_pb2
 MAX_NAMED = 3
 """Nodes that one cell names; it counts the others."""
 
+LEVELS = (
+    local_pb2.DURABILITY_LEVEL_LOCAL,
+    local_pb2.DURABILITY_LEVEL_REPLICATED,
+    local_pb2.DURABILITY_LEVEL_PERSISTED,
+)
+"""The levels, from the least safe one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRow:
@@ -21,6 +28,8 @@ class CheckpointRow:
     attempt: str
     """Generation and number of the save, as in the name of its folder: ``2-17``."""
     level: str
+    single_copies: int
+    """Parts that are on one node only."""
     copies: str
     """On how many nodes the parts are: ``2 nodes each``."""
     loss: str
@@ -45,6 +54,20 @@ def checkpoint_rows(found: local_pb2.LocalCheckpointServiceListResponse) -> list
     """Return the local checkpoints, newest first."""
     names = node_names(found.keepers)
     return [_checkpoint(one, found.keepers, names) for one in found.checkpoints]
+
+
+def newest_of_levels(rows: Iterable[CheckpointRow]) -> dict[str, CheckpointRow]:
+    """Return the newest checkpoint of at least each level, by the name of the level.
+
+    Args:
+        rows: the checkpoints, newest first.
+    """
+    found: dict[str, CheckpointRow] = {}
+    for row in rows:
+        for level in LEVELS:
+            if row.view.level >= level:
+                found.setdefault(level_name(level), row)
+    return {name: found[name] for level in LEVELS if (name := level_name(level)) in found}
 
 
 def keeper_rows(found: local_pb2.LocalCheckpointServiceListResponse) -> list[KeeperRow]:
@@ -92,6 +115,7 @@ def _checkpoint(
         view=view,
         attempt=f"{attempt.generation}-{attempt.number}",
         level=level_name(view.level),
+        single_copies=sum(len(keepers) == 1 for keepers in holders),
         copies=f"{spread} {'node' if spread == '1' else 'nodes'} each",
         loss=_loss(view, fewest, _only_domains(holders), names),
     )

@@ -13,6 +13,7 @@ from muster.service.core.coordinator import Coordinator
 from muster.service.core.run import Run
 from muster.service.core.vocabulary.model import MemberState, Save, SaveState
 from muster.service.telemetry.labels import OVERFLOW
+from muster.service.telemetry.local_gauges import add_local, local_families
 from muster.service.telemetry.metrics import Metrics
 
 
@@ -138,6 +139,7 @@ class StateCollector(Collector):
                 "Time that ranks of the run have been connected without a commit.",
                 labels=["run"],
             ),
+            **local_families(),
             "waiting": GaugeMetricFamily(
                 "muster_rendezvous_waiting_nodes",
                 "Nodes without a round: those that come together, and those that wait to be let in.",
@@ -179,6 +181,7 @@ class StateCollector(Collector):
                     _add_save(families, run_label, save, moment.wall)
                 if (view := views.checkpoints(run, moment)) is not None:
                     _add_checkpoint(families, run_label, view)
+                add_local(families, run_label, run.local, moment.wall)
             sessions[run_label] += 0
             waiting[run_label] += run.rendezvous.without_round
             newest = {process.rank: process.state for process in run.roster}

@@ -5,6 +5,7 @@ from itertools import chain
 from typing import Any
 
 from muster.service.core.vocabulary.refusal import Refusal
+from muster.service.local_wire import list_response
 from muster.service.version import VERSION
 from muster.service.web.page_data import Overview, RunData, count_fully_named
 from muster.service.web.stacks import StacksData
@@ -31,13 +32,17 @@ def overview_json(overview: Overview) -> str:
 
 
 def run_json(data: RunData) -> str:
-    """Return one run: the time, and what ``muster describe run -o json`` prints."""
+    """Return one run: the time, and what ``muster describe run -o json`` prints.
+
+    ``local`` is what ``muster get checkpoints -o json`` prints, for a run with local checkpoints or keepers.
+    """
     return _document(
         taken_at=_moment(data.taken_at),
         run=as_dict(run_to_pb(data.run)),
         rendezvous=as_dict(rendezvous_to_pb(data.rendezvous)),
         members=[as_dict(one) for one in members_to_pb(data.members)],
         barriers=_barriers(data),
+        **({"local": as_dict(list_response(data.local))} if data.local is not None else {}),
     )
 
 

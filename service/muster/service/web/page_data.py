@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from muster.service.core import barrier_views, views
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.local.views import LocalTierView, local_tier
 from muster.service.core.vocabulary.model import Instant
 from muster.service.security.grants import Grant
 from muster.service.snapshots import ALL, Snapshots
@@ -47,6 +48,8 @@ class RunData:
     decided: tuple[barrier_views.BarrierView, ...]
     still: float | None
     """Seconds since one of its ranks took a training step; None if no rank reports steps."""
+    local: LocalTierView | None = None
+    """Its local checkpoints and keepers; None: it has none."""
     hosts: tuple[views.HostView, ...] = ()
     members: tuple[views.MemberView, ...] = ()
 
@@ -97,6 +100,7 @@ def take_run(coordinator: Coordinator, run_id: str, now: Instant, *, singly: boo
         rendezvous=views.rendezvous(found, now),
         waiting=tuple(barrier_views.longest_open(groups, now, most=MAX_WAITING, most_missing=MAX_MISSING)),
         decided=tuple(barrier_views.last_decided(groups, MAX_DECIDED)),
+        local=local_tier(found.local, now) if found.local.copies or len(found.local.keepers) else None,
         hosts=() if singly else tuple(views.hosts(found)),
         members=tuple(views.members(found, now)) if singly else (),
     )

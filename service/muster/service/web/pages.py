@@ -16,10 +16,18 @@ from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import MemberState, MissingState, Save
 from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.formatting import cells
+from muster.service.formatting.local_checkpoints import (
+    CheckpointRow,
+    KeeperRow,
+    checkpoint_rows,
+    keeper_rows,
+    newest_of_levels,
+)
 from muster.service.formatting.requested_saves import asked_text, save_text, time_left
 from muster.service.formatting.rounds import rounds_of
 from muster.service.formatting.save_groups import SAVE_GROUPS
 from muster.service.insight import words as insight_words
+from muster.service.local_wire import list_response
 from muster.service.version import VERSION
 from muster.service.web import links
 from muster.service.web.page_data import Overview, RunData, count_fully_named
@@ -96,6 +104,21 @@ class Members:
     trouble: Sequence[views.HostView]
     well: Sequence[views.HostView]
     """Hosts with all processes connected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTier:
+    """The local checkpoints and the keepers of a run."""
+
+    checkpoints: Sequence[CheckpointRow]
+    """Newest first."""
+    newest: dict[str, CheckpointRow]
+    """The newest one of at least each level, by the name of the level."""
+    keepers: Sequence[KeeperRow]
+    connected: int
+    """Keepers that are connected."""
+    recovery: str
+    """The last decision on what to resume from, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,11 +256,26 @@ def run_page(data: RunData, root: str) -> str:
             _decided(view, in_full=index < count_fully_named(data.decided))
             for index, view in enumerate(data.decided)
         ],
+        local=_local(data),
         members=_members(data),
         rendezvous=data.rendezvous,
         rounds=rounds_of(rendezvous_to_pb(data.rendezvous)),
         save=_save(data.run.save, data.taken_at) if data.run.save is not None else "",
         standstill=_standstill(data),
+    )
+
+
+def _local(data: RunData) -> LocalTier | None:
+    if data.local is None:
+        return None
+    found = list_response(data.local)
+    checkpoints = checkpoint_rows(found)
+    return LocalTier(
+        checkpoints=checkpoints,
+        newest=newest_of_levels(checkpoints),
+        keepers=keeper_rows(found),
+        connected=sum(one.connected for one in found.keepers),
+        recovery=found.recovery,
     )
 
 

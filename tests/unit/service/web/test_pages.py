@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from lab import scenes
 from muster.service.core import barrier_views, views
+from muster.service.core.local.views import KeeperView, LocalCheckpointView, LocalTierView
 from muster.service.core.rendezvous.nodes import Departed
 from muster.service.core.vocabulary import report
+from muster.service.core.vocabulary.local import (
+    Attempt,
+    Disk,
+    Holding,
+    KeeperInfo,
+    Level,
+    LocalCheckpoint,
+)
 from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
@@ -157,6 +166,26 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
         stopped=None,
         message=next(words),
     )
+
+    def local_tier() -> LocalTierView:
+        attempt = Attempt(1, 4)
+        keepers = tuple(
+            KeeperView(
+                info=KeeperInfo(f"keeper-{number}", next(words), next(words), next(words), next(words)),
+                connected=True,
+                ranks=(number,),
+                copies_to=("keeper-0", next(words)),
+                disk=Disk(2, 3),
+                holdings=(Holding(attempt, b"digest", frozenset({number})),),
+            )
+            for number in range(2)
+        )
+        checkpoint = LocalCheckpoint(attempt, 9, 2, 1, b"digest", 1, next(words), size=2**30)
+        shown = LocalCheckpointView(
+            checkpoint, Level.LOCAL, next(words), (), ("keeper-0", next(words)), 7.0, next(words)
+        )
+        return LocalTierView((shown,), keepers, next(words))
+
     hosts = tuple(
         views.HostView(
             host=next(words),
@@ -177,6 +206,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
             waiting=waiting,
             decided=decided,
             still=4.0,
+            local=local_tier(),
             hosts=hosts,
         ),
     )
@@ -320,6 +350,33 @@ def test_page_of_a_run_whose_saves_all_failed_says_so(sixteen: scenes.Scene):
     run = dataclasses.replace(taken.run, checkpoints=dataclasses.replace(shown, history=history))
     text = Markup(pages.run_page(dataclasses.replace(taken, run=run), "../")).text
     assert "Checkpoints None was committed yet. When Failed save Step Why" in text
+
+
+def test_page_of_a_run_shows_local_checkpoints_and_keepers():
+    scene = scenes.local()
+    text = run_of(scene, "llama-8b").text
+    assert (
+        "Local checkpoints Newest local 320 2s ago Newest replicated 310 62s ago "
+        "Newest persisted 300 2m2s ago Single copies 4 of 4 parts of the newest Keepers connected 4 of 4"
+    ) in text
+    assert (
+        "320 LOCAL 2s ago 48.0 GiB 1 node each parts of ranks 0-3 have too few copies "
+        "losing any of 4 (gpu-d0, gpu-d1, gpu-d2, …) loses it"
+    ) in text
+    assert "310 REPLICATED 62s ago 48.0 GiB 2 nodes each" in text
+    assert "300 PERSISTED 2m2s ago 48.0 GiB 2 nodes each – any node may be lost" in text
+    assert re.search(r"gpu-d2 CONNECTED 2 gpu-d\d 96\.0 GiB of 160\.0 GiB \(60%\) rack-0", text)
+
+
+def test_page_of_a_run_without_keepers_has_no_local_checkpoints(sixteen: scenes.Scene):
+    assert "Local checkpoints" not in run_of(sixteen, "llama-70b").text
+
+
+def test_page_of_a_run_with_keepers_alone_says_that_no_checkpoint_was_made():
+    scene = scenes.Scene()
+    scenes.Keepers(scene, "llama-8b", 2).lose(1)
+    text = run_of(scene, "llama-8b").text
+    assert "Local checkpoints Keepers connected 1 of 2 None was made yet." in text
 
 
 def test_a_closed_run_says_by_whom_and_why(sixteen: scenes.Scene):

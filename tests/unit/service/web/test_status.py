@@ -250,6 +250,19 @@ async def test_json_view_of_a_run_has_the_fields_of_the_wire(client: Client):
     assert outcomes == ["OUTCOME_RELEASED"] * 4
 
 
+async def test_json_view_of_a_run_has_its_local_checkpoints():
+    scene = scenes.local()
+    site = build_site(CollectorRegistry, lambda: None, scene, scene.ask)
+    async with TestClient(TestServer(site)) as client:
+        shown = json.loads(await (await client.get("/runs/llama-8b.json")).text())["local"]
+    assert [(one["checkpoint"]["step"], one["level"]) for one in shown["checkpoints"]] == [
+        ("320", "DURABILITY_LEVEL_LOCAL"),
+        ("310", "DURABILITY_LEVEL_REPLICATED"),
+        ("300", "DURABILITY_LEVEL_PERSISTED"),
+    ]
+    assert [one["keeper"]["node_name"] for one in shown["keepers"]] == [f"gpu-d{n}" for n in range(4)]
+
+
 async def test_json_view_names_missing_ranks_of_bounded_decisions(
     client: Client, scene: CountedScene, monkeypatch: pytest.MonkeyPatch
 ):

@@ -31,7 +31,6 @@ COLORS = {
     "IDLE": "yellow",
     "COMMITTED": "green",
     "VERIFIED": "green",
-    "LOCAL": "yellow",
     "REPLICATED": "green",
     "PERSISTED": "green",
     "UNVERIFIED": "yellow",

@@ -1,7 +1,6 @@
 """``python -m muster.keeper``: keep parts of local checkpoints on this node."""
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -12,14 +11,15 @@ from muster.client.addresses import checked
 from muster.client.credentials import Credentials, check_credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.node_name import node_name
-from muster.keeper.folder import FolderInUseError
 from muster.keeper.settings import (
     FAILURE_DOMAIN,
     LOCAL_QUOTA,
     NODE_ADDRESS,
+    STORAGE_OPTIONS,
     UPLOAD_RATE,
     KeeperSettings,
     host_and_port,
+    storage_options,
 )
 
 FAILED, USAGE = 1, 2
@@ -37,19 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = _settings(given)
     except ValueError as error:
         parser.error(str(error))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return run(settings)
-
-
-def run(settings: KeeperSettings) -> int:
-    """Run a keeper, and return the exit code of its process."""
     # The parser answers --help and wrong usage without the server's libraries.
-    from muster.keeper.process import run_keeper
+    from muster.keeper.process import run_until_stopped
 
-    try:
-        asyncio.run(run_keeper(settings))
-    except (OSError, FolderInUseError) as error:
-        print(f"Error: {error}", file=sys.stderr)
+    failure = run_until_stopped(settings)
+    if failure is not None:
+        print(f"Error: {failure}", file=sys.stderr)
         return FAILED
     return 0
 
@@ -120,6 +113,7 @@ def _settings(given: argparse.Namespace) -> KeeperSettings:
         node_name=node_name(),
         quota=_bytes("--quota", given.quota),
         upload_rate=_bytes("--upload-rate", given.upload_rate),
+        storage_options=storage_options(os.environ.get(STORAGE_OPTIONS, "")),
         follow=given.follow,
         credentials=Credentials.of(),
     )
@@ -132,4 +126,8 @@ def _bytes(name: str, text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Threads may wait for a network or a disk for long. What they write is verified before it is used.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)

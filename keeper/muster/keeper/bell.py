@@ -15,6 +15,10 @@ class Bell:
         rung, self._rung = self._rung, asyncio.Event()
         rung.set()
 
+    def next(self) -> asyncio.Event:
+        """Return what is set at the next ring. Take it before you look, so that no change is missed."""
+        return self._rung
+
     async def until(self, happened: Callable[[], bool], seconds: float | None = None) -> bool:
         """Wait until something has happened; look whenever the bell rings.
 

@@ -94,10 +94,9 @@ class KeeperFolder:
             if name.startswith(REMOVED):
                 shutil.rmtree(self.path / name, ignore_errors=True)
 
-    def unlock(self) -> None:
-        """Remove the address, and let another keeper have the folder."""
+    def retract(self) -> None:
+        """Remove the address. The lock lasts until the process ends: its threads may still write."""
         (self.path / ADDRESS).unlink(missing_ok=True)
-        os.close(self._lock)
 
     def id(self) -> str:
         """Return the id of this folder's keepers; it is made once."""

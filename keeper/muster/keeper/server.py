@@ -102,16 +102,18 @@ class Site:
     async def _file(self, request: web.Request) -> web.StreamResponse:
         self._check(request, self._keeper.peers.token, self.token)
         attempt, name = _attempt(request.match_info["attempt"]), request.match_info["name"]
-        if not self._keeper.has(attempt, name):
+        if not self._keeper.files.has(attempt, name):
             await self._keeper.changes.until(
-                lambda: self._keeper.has(attempt, name) or not self._keeper.may_come(attempt, name),
+                lambda: (
+                    self._keeper.files.has(attempt, name) or not self._keeper.files.may_come(attempt, name)
+                ),
                 SERVE_PATIENCE,
             )
         if "verify" in request.query:
-            await self._keeper.verify_again(attempt, name)
-        if not self._keeper.has(attempt, name):
+            await self._keeper.files.verify_again(attempt, name)
+        if not self._keeper.files.has(attempt, name):
             raise RefusedError(404, f"no verified {name} of {attempt_name(attempt)} is here")
-        return web.FileResponse(self._keeper.folder.file(attempt, name))
+        return web.FileResponse(self._keeper.files.folder.file(attempt, name))
 
     async def _note(self, request: web.Request) -> web.StreamResponse:
         self._check(request, self._keeper.peers.token, self.token)
@@ -120,7 +122,7 @@ class Site:
 
     def _read_note(self, attempt: SaveAttempt, note: str) -> bytes:
         try:
-            return self._keeper.folder.note(attempt, note).read_bytes()
+            return self._keeper.files.folder.note(attempt, note).read_bytes()
         except (OSError, ValueError):
             raise RefusedError(404, f"no note {note} of {attempt_name(attempt)} is here") from None
 
@@ -169,7 +171,7 @@ class Site:
             return lambda: self._read_note(attempt, note)
         url = self._keeper.peers.of_rank(rank)
         if url is None:
-            raise RefusedError(404, f"no keeper of rank {rank} is known")
+            raise RefusedError(503, f"no keeper of rank {rank} is known yet")
 
         def read() -> bytes:
             path = f"/notes/{attempt_name(attempt)}/{quote(note, safe='')}"
@@ -187,8 +189,10 @@ class Site:
         attempt, name, again = _attempt(said.get("attempt")), said.get("name"), said.get("verify", False)
         if not isinstance(name, str):
             raise RefusedError(400, "name is no text")
+        if said.get("pieces") is True and (urls := self._keeper.files.elsewhere(attempt, name)):
+            return web.json_response({"urls": urls, "token": self._keeper.peers.token})
         try:
-            path = await self._keeper.present(attempt, name, again=again is True)
+            path = await self._keeper.files.present(attempt, name, again=again is True)
         except NoSourceError as error:
             raise RefusedError(404, str(error)) from error
         except DamagedSourcesError as error:
@@ -200,7 +204,7 @@ class Site:
     async def _status(self, request: web.Request) -> web.StreamResponse:
         report = self._keeper.report()
         checkpoints = []
-        orders = {} if self._keeper.orders is None else self._keeper.orders.orders
+        orders = {} if self._keeper.files.orders is None else self._keeper.files.orders.orders
         for attempt in sorted({*report.holdings, *orders}, reverse=True):
             holding, order = report.holdings.get(attempt), orders.get(attempt)
             checkpoints.append(
@@ -216,7 +220,7 @@ class Site:
                 "id": self._keeper.id,
                 "used": report.used,
                 "quota": report.quota,
-                "free": self._keeper.folder.free(),
+                "free": self._keeper.files.folder.free(),
                 "checkpoints": checkpoints,
             }
         )

@@ -1,8 +1,11 @@
 """The settings of a keeper."""
 
+import json
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from muster.client.addresses import host_of, is_socket
 from muster.client.credentials import Credentials
@@ -11,6 +14,7 @@ NODE_ADDRESS = "MUSTER_NODE_ADDRESS"
 FAILURE_DOMAIN = "MUSTER_FAILURE_DOMAIN"
 LOCAL_QUOTA = "MUSTER_LOCAL_QUOTA"
 UPLOAD_RATE = "MUSTER_UPLOAD_RATE"
+STORAGE_OPTIONS = "MUSTER_STORAGE_OPTIONS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +35,26 @@ class KeeperSettings:
     """Bytes; 0: most of the free space."""
     upload_rate: int = 0
     """Bytes a second; 0: without limit."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What opens an address in shared storage, such as credentials."""
     follow: int = 0
     """The id of the process with which the keeper ends; 0: it ends by a signal."""
     credentials: Credentials = field(default_factory=Credentials)
+
+
+def storage_options(text: str) -> Mapping[str, Any]:
+    """Read the options of shared storage from JSON; empty: none.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    try:
+        said = json.loads(text or "{}")
+    except ValueError:
+        said = None  # The text may be a secret, and is not repeated.
+    if not isinstance(said, dict):
+        raise ValueError(f'{STORAGE_OPTIONS} is no JSON object, such as {{"endpoint_url": "https://…"}}.')
+    return said
 
 
 def own_host(endpoint: str) -> str:

@@ -5,7 +5,9 @@ other keeper sends with ``sendfile``, so no byte passes through its interpreter.
 """
 
 import http.client
+import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +20,10 @@ READ_TIMEOUT = 20.0
 """Seconds without a byte after which a connection counts as dead."""
 MAX_IDLE = 8
 """Idle connections that are kept for each keeper."""
+READ_AHEAD = 65_536
+"""Bytes of an answer that may have come with its headers, at most."""
+RECEIVE_BUFFER = 4 * 2**20
+"""Bytes that the kernel holds for a connection."""
 MAX_ERROR = 2_000
 """Bytes of an error's text that are read."""
 
@@ -86,7 +92,8 @@ class HttpTransport:
             last = "" if length is None else str(offset + length - 1)
             headers["Range"] = f"bytes={offset}-{last}"
         connection, response = self._request(url, path, headers)
-        if response.status in (200, 206) and (response.status == 206 or not offset):
+        has_begin = response.status == 206 or (response.status == 200 and not offset)
+        if has_begin and response.length is not None:
             return HttpStream(self, url, connection, response)
         said = _text(response)
         connection.close()
@@ -117,7 +124,7 @@ class HttpTransport:
         split = urlsplit(url)
         connection = self._connection(split)
         connection.connect()
-        connection.sock.settimeout(READ_TIMEOUT)
+        _wait_in_the_kernel(connection.sock)
         return connection
 
     def _connection(self, split: SplitResult) -> http.client.HTTPConnection:
@@ -171,19 +178,39 @@ class HttpStream:
         self._url = url
         self._connection = connection
         self._response = response
+        self._left = response.length or 0
+        """Bytes that are still to come."""
+        self._drained = False
+        """Whether all that the response has read ahead was taken."""
+        self._is_tls = isinstance(connection.sock, ssl.SSLSocket)
 
     def read_into(self, buffer: memoryview) -> int:
         """Receive the next bytes."""
+        buffer = buffer[: self._left]
+        if not buffer:
+            return 0
         try:
-            return self._response.readinto(buffer)
+            count = self._receive(buffer)
         except (OSError, http.client.HTTPException) as error:
             raise TransportError(f"{self._url} broke off: {error!r}") from error
+        self._left -= count
+        return count
+
+    def _receive(self, buffer: memoryview) -> int:
+        if not self._drained:
+            # The response has read ahead, with the headers.
+            self._drained = True
+            first = self._response.fp.read1(min(len(buffer), READ_AHEAD))
+            buffer[: len(first)] = first
+            self._drained = len(first) < len(buffer)
+            return len(first)
+        sock = self._connection.sock
+        return sock.recv_into(buffer, len(buffer), 0 if self._is_tls else socket.MSG_WAITALL)
 
     def close(self) -> None:
         """Let go of the stream, and keep the connection if all was read."""
-        if self._response.length == 0 and not self._response.will_close:
-            with suppress(OSError, http.client.HTTPException):
-                self._response.read()  # Ends the answer.
+        self._response.close()
+        if self._left == 0 and not self._response.will_close:
             self._transport.give_back(self._url, self._connection)
         else:
             self._connection.close()
@@ -205,6 +232,13 @@ def read_all(stream: Stream, limit: int) -> bytes:
     finally:
         stream.close()
     return bytes(data)
+
+
+def _wait_in_the_kernel(sock: socket.socket) -> None:
+    """Let one call fill a whole buffer: a timeout of Python's would end it with each packet."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(READ_TIMEOUT), 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
 
 def _text(response: http.client.HTTPResponse) -> str:

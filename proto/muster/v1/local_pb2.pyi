@@ -399,7 +399,7 @@ class Orders(google.protobuf.message.Message):
     FORGET_BEFORE_FIELD_NUMBER: builtins.int
     @property
     def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Order]:
-        """The checkpoints."""
+        """All checkpoints of the run that are kept."""
 
     @property
     def forget_before(self) -> global___Attempt:
@@ -438,7 +438,7 @@ class Order(google.protobuf.message.Message):
 
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The ranks whose parts this keeper is to hold."""
+        """The ranks whose parts this keeper is to hold. What else it has of the checkpoint stays, too."""
 
     @property
     def sources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Location]:

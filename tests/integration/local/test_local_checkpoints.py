@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from lab.processes.coordinator import Coordinator
+from tests.support.saves.local_chaos import NODES, Chaos
 from tests.support.saves.local_ranks import LocalJob, local_job
 
 
@@ -24,8 +26,152 @@ def test_job_resumes_without_shared_storage_after_a_node_and_its_disk_are_lost(j
     job.kill()
     job.kill_keepers()
     job.nodes[1].lose()
-    if job.shared.exists():
-        job.shared.rename(job.folder / "away")
+    job.hide_shared()
     assert job.begin(per_node=2) == [None] * 6
     assert job.all("resume") == [(3, True)] * 6
-    assert not job.shared.exists()
+
+
+def test_other_world_sizes_read_the_pieces_that_they_need_from_the_nodes(job: LocalJob):
+    assert job.begin(per_node=2) == [None] * 6
+    job.save(1, 2, wait_for="replicated")
+    job.kill()
+    job.nodes[2].lose()
+    job.hide_shared()
+    assert job.begin(0, 1, per_node=2) == [None] * 4
+    assert job.all("resume") == [(2, True)] * 4
+    job.save(3, wait_for="replicated")
+    assert job.begin(0, 1, 2) == [None] * 3
+    assert job.all("resume") == [(3, True)] * 3
+    job.save(4, wait_for="replicated")
+    job.kill()
+    job.nodes[0].lose()
+    assert job.begin(1) == [None]
+    assert job.all("resume") == [(4, True)]
+
+
+@pytest.mark.parametrize("name", ["__1_0.distcp", "manifest.json", ".metadata"])
+def test_copy_that_is_damaged_while_all_are_down_is_replaced(job: LocalJob, name: str):
+    job.begin()
+    job.save(1, wait_for="replicated")
+    job.kill()
+    job.kill_keepers()
+    job.nodes[1].flip("0-0", name)
+    job.begin()
+    assert job.all("resume") == [(1, True)] * 3
+
+
+@pytest.mark.parametrize("name", ["__1_0.distcp", "manifest.json", ".metadata"])
+def test_copy_that_is_damaged_after_its_keeper_verified_it_is_replaced(job: LocalJob, name: str):
+    job.begin()
+    job.save(1, wait_for="replicated")
+    job.begin()
+    job.nodes[1].flip("0-0", name)
+    assert job.all("resume") == [(1, True)] * 3
+
+
+def test_all_copies_of_a_newest_part_damaged_lead_to_the_step_before(job: LocalJob):
+    job.begin(persist_every=100)
+    job.save(1, 2, wait_for="replicated")
+    job.begin()
+    for node in job.nodes:
+        node.flip("0-1", "__1_0.distcp")
+    assert job.all("resume") == [(1, True)] * 3
+    job.save(2, wait_for="replicated")
+    job.begin()
+    assert job.all("resume") == [(2, True)] * 3
+
+
+def test_keepers_that_die_during_training_are_replaced(job: LocalJob):
+    job.begin()
+    job.save(1, wait_for="replicated")
+    job.kill_keepers()
+    job.save(2, wait_for="replicated")
+    job.nodes[0].kill_keeper()
+    job.save(3, wait_for="replicated")
+    assert job.all("level", step=3) == ["replicated"] * 3
+    job.nodes[2].lose()
+    job.begin()
+    assert job.all("resume") == [(3, True)] * 3
+
+
+def test_keeper_that_dies_before_the_decision_is_replaced(job: LocalJob):
+    job.begin()
+    job.save(1, wait_for="replicated")
+    job.begin()
+    job.nodes[1].kill_keeper()
+    assert job.all("resume") == [(1, True)] * 3
+
+
+def test_coordinator_that_is_killed_forgets_no_local_checkpoint(job: LocalJob, coordinator: Coordinator):
+    job.begin()
+    job.save(1, wait_for="replicated")
+    coordinator.kill()
+    coordinator.start()
+    job.save(2, wait_for="replicated")
+    job.kill()
+    coordinator.kill()
+    coordinator.start()
+    job.nodes[0].lose()
+    job.begin()
+    assert job.all("resume") == [(2, True)] * 3
+
+
+def test_node_that_was_away_mixes_nothing_into_a_new_attempt(job: LocalJob):
+    """Its part of step 2 is of an attempt that was passed over."""
+    job.begin()
+    job.save(1, wait_for="replicated")
+    job.save(2)
+    away = job.nodes[2]
+    job.kill()
+    job.kill_keepers()
+    kept = away.folder.rename(job.folder / "away")
+    for node in job.nodes[:2]:
+        node.remove("0-1", "__2_0.distcp")
+    job.begin(0, 1)
+    assert job.all("resume") == [(1, True)] * 2
+    job.save(2, 3, wait_for="replicated")
+    job.kill()
+    kept.rename(away.folder)
+    job.begin()
+    assert job.all("resume") == [(3, True)] * 3
+    job.save(4, wait_for="replicated")
+    job.begin()
+    assert job.all("resume") == [(4, True)] * 3
+
+
+def test_job_that_loses_all_nodes_resumes_from_shared_storage(job: LocalJob):
+    job.begin(persist_every=2)
+    job.save(1, 2)
+    job.save(3, wait_for="persisted")
+    assert job.all("level", step=3) == ["persisted"] * 3
+    job.save(4, wait_for="replicated")
+    job.kill()
+    for node in job.nodes:
+        node.lose()
+    job.begin()
+    assert job.all("resume") == [(3, True)] * 3
+    job.save(4, wait_for="persisted")
+    job.kill()
+    for node in job.nodes:
+        node.lose()
+    job.begin(0, 1)
+    assert job.all("resume") == [(4, True)] * 2
+
+
+def test_step_that_another_life_persisted_is_saved_again(job: LocalJob):
+    """The job goes back to local step 1, and makes another step 2 than shared storage has."""
+    job.begin()
+    job.save(1, wait_for="persisted")
+    job.begin()
+    assert job.all("resume") == [(1, True)] * 3
+    job.save(2, wait_for="persisted")
+    job.hide_shared()
+    job.begin()
+    assert job.all("resume") == [(2, True)] * 3
+
+
+def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path, coordinator: Coordinator):
+    with local_job(tmp_path, coordinator.endpoint, NODES) as job:
+        chaos = Chaos(job, coordinator, Random(7))
+        for _ in range(3):
+            chaos.round()

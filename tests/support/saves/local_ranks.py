@@ -1,6 +1,7 @@
 """Ranks that save to the disks of their nodes, as real processes, with real keepers."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -66,6 +67,18 @@ class Node:
         """Lose its keeper and its disk."""
         self.kill_keeper()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def flip(self, attempt: str, name: str) -> None:
+        """Flip a bit of a file, if it is here."""
+        path = self.kept / attempt / name
+        if path.exists():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+    def remove(self, attempt: str, name: str) -> None:
+        """Remove a file, if it is here."""
+        (self.kept / attempt / name).unlink(missing_ok=True)
 
     def log(self) -> str:
         """What its keepers have logged."""
@@ -182,6 +195,12 @@ class LocalJob:
             heard = self.all("finalize")
             assert heard == [[step]] * len(self.ranks), heard
 
+    def hide_shared(self) -> None:
+        """Take shared storage away: whatever looks at it meets a file."""
+        if self.shared.exists():
+            self.shared.rename(self.folder / "hidden")
+        self.shared.write_text("not a folder")
+
     def kill(self) -> None:
         """SIGKILL to all ranks."""
         for rank in self.ranks:
@@ -217,6 +236,9 @@ class _Worker:
 
         from muster.worker import Checkpointer, GrpcBarrier
 
+        log = Path(self.identity.local, f"rank-{self.identity.rank}.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        logging.basicConfig(filename=log, level=logging.INFO)
         who = self.identity
         dist.init_process_group(
             "gloo", init_method=f"file://{who.meeting}", rank=who.rank, world_size=who.world_size

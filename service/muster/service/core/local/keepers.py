@@ -22,8 +22,8 @@ class Keeper:
     """Whether it has verified all that it found in its folder."""
     told: Orders | None = None
     """Its orders, as it was told them last."""
-    is_starving: bool = False
-    """Whether it is to hold a part that no connected keeper has."""
+    starves_for: set[tuple[Attempt, int]] = field(default_factory=set)
+    """The parts that it may need, and that no other connected keeper has."""
 
     @property
     def domain(self) -> str:
@@ -74,6 +74,11 @@ class Keepers:
     def current(self) -> list[Keeper]:
         """Return the keepers of the current generation, connected or not."""
         return [keeper for keeper in self if self.is_current(keeper)]
+
+    def ranks_of(self, keeper_id: str) -> frozenset[int]:
+        """Return the ranks for which a keeper keeps parts."""
+        attachment = self._by_id[keeper_id].attachment
+        return attachment.ranks if attachment is not None else frozenset()
 
     def attach(self, keeper: Keeper, attachment: Attachment) -> bool:
         """Attach a keeper to ranks. Returns whether that changes anything."""

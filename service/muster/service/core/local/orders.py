@@ -29,6 +29,9 @@ def orders_for(
 ) -> Orders:
     """Return all that a keeper is to hold.
 
+    Every checkpoint that is kept is named, so that a keeper deletes nothing of it: it may have parts that it
+    has not verified and reported yet.
+
     Args:
         keeper: the keeper.
         keepers: all of the run.
@@ -42,8 +45,6 @@ def orders_for(
         wanted = _wanted(keeper, keepers, one, resumed)
         held = one.counts(keeper.holdings.get(one.attempt))
         is_resumed = one.attempt == resumed
-        if not (wanted or held or is_resumed):
-            continue
         needed = range(one.checkpoint.world_size) if is_resumed else sorted(wanted - held)
         persist: tuple[int, ...] = ()
         commit = False

@@ -176,7 +176,7 @@ class Order:
     checkpoint: LocalCheckpoint
     level: Level
     ranks: tuple[int, ...]
-    """The ranks whose parts it is to hold."""
+    """The ranks whose parts it is to hold. What else it has of the checkpoint stays, too."""
     sources: tuple[Location, ...]
     persist: tuple[int, ...] = ()
     """The ranks whose parts it is to copy to shared storage."""

@@ -211,6 +211,17 @@ def test_job_resumes_from_a_copy_of_the_lost_node():
     assert order.ranks == (1, 2)
 
 
+def test_keeper_that_has_reported_nothing_yet_is_told_of_all_checkpoints_and_deletes_none():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.lose(1)
+    job.connect(1, generation=2, is_complete=False)
+    (order,) = job.orders("k1").checkpoints
+    assert order.checkpoint.attempt == Attempt(1, 0)
+    assert order.ranks == ()
+
+
 def test_decision_waits_for_keepers_with_the_missing_parts():
     job = Job(replicas=0)
     job.connect_all()

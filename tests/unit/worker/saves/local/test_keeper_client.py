@@ -126,13 +126,15 @@ def test_notes_are_taken_in_order(client: KeeperClient, keeper: FakeKeeper):
 def test_file_that_no_keeper_has_whole_is_absent(client: KeeperClient, keeper: FakeKeeper, status: int):
     keeper.answers = [(status, {"error": "all copies are damaged"})]
     with pytest.raises(FileNotFoundError, match="all copies are damaged"):
-        client.fetch(ATTEMPT, "a.distcp", PATIENCE)
+        client.find(ATTEMPT, "a.distcp", PATIENCE)
 
 
 def test_damage_is_told(client: KeeperClient, keeper: FakeKeeper):
     with pytest.raises(FileNotFoundError):
-        client.fetch(ATTEMPT, "a.distcp", PATIENCE, damaged=True)
-    assert keeper.asked == [("/fetch", {"attempt": "2-3", "name": "a.distcp", "verify": True})]
+        client.find(ATTEMPT, "a.distcp", PATIENCE, damaged=True)
+    assert keeper.asked == [
+        ("/fetch", {"attempt": "2-3", "name": "a.distcp", "pieces": True, "verify": True})
+    ]
 
 
 def test_fetch_gives_up_on_silent_sources_before_its_timeout(
@@ -141,7 +143,7 @@ def test_fetch_gives_up_on_silent_sources_before_its_timeout(
     monkeypatch.setattr(keeper_client, "FETCH_PATIENCE", 0.2)
     keeper.answers = [(503, {"error": "no source answers"})] * 99
     with pytest.raises(KeeperError, match="no source answers"):
-        client.fetch(ATTEMPT, "a.distcp", 1e6)
+        client.find(ATTEMPT, "a.distcp", 1e6)
 
 
 def test_checkpoints_have_their_levels(client: KeeperClient, keeper: FakeKeeper):

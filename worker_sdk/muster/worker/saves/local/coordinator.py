@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -26,6 +26,8 @@ USAGE = "a call about local checkpoints"
 """What this process uses gRPC for."""
 ATTEMPT = 60.0
 """Seconds for one call. A coordinator that is stopped holds a call for no longer."""
+RECOVER_ATTEMPT = 5.0
+"""Seconds for one call that waits for a decision."""
 PAUSE = 0.5
 """Seconds between two attempts."""
 NO_ANSWER = (
@@ -80,7 +82,14 @@ class LocalCheckpointCalls:
         )
         return Level(response.level)
 
-    def recover(self, generation: int, number: int, world_size: int, timeout: float) -> pb.RecoverResponse:
+    def recover(
+        self,
+        generation: int,
+        number: int,
+        world_size: int,
+        timeout: float,
+        before: Callable[[], None] = lambda: None,
+    ) -> pb.RecoverResponse:
         """Return the decision what to resume from.
 
         Args:
@@ -88,6 +97,8 @@ class LocalCheckpointCalls:
             number: of the decision.
             world_size: the number of ranks.
             timeout: seconds.
+            before: called before each of several calls. The decision waits for this rank's keeper, which may
+                have ended meanwhile.
 
         Raises:
             ConnectError: there is no decision in time.
@@ -97,17 +108,31 @@ class LocalCheckpointCalls:
             run_id=self._run_id, generation=generation, number=number, world_size=world_size
         )
         response: pb.RecoverResponse = self._ask(
-            lambda channel: _stub(channel).Recover, request, timeout, "decide what to resume from"
+            lambda channel: _stub(channel).Recover,
+            request,
+            timeout,
+            "decide what to resume from",
+            RECOVER_ATTEMPT,
+            before,
         )
         return response
 
-    def _ask(self, method: Method[Response], request: Message, timeout: float, what: str) -> Response:
+    def _ask(
+        self,
+        method: Method[Response],
+        request: Message,
+        timeout: float,
+        what: str,
+        attempt: float = ATTEMPT,
+        before: Callable[[], None] = lambda: None,
+    ) -> Response:
         deadline = time.monotonic() + timeout
         search, outage = Search(replicas_of(self._endpoint)), Outage(self._endpoint)
         while True:
+            before()
             left, waits = max(deadline - time.monotonic(), 0.0), False
             try:
-                return ask_leader(search, _channel, method, request, min(left, ATTEMPT), wait=True)
+                return ask_leader(search, _channel, method, request, min(left, attempt), wait=True)
             except EnvironmentValueError as error:
                 why = str(error)  # Files that are being replaced may be unusable for a moment.
             except grpc.RpcError as error:

@@ -17,6 +17,7 @@ from muster.checkpoint.committed import SaveAttempt
 from muster.worker.saves.local.folder import KeeperLife, attempt_name, parse_attempt
 from muster.worker.saves.local.keeper_process import KeeperError
 from muster.worker.saves.local.level import Level
+from muster.worker.saves.local.remote_file import RemotePlace, can_read
 
 logger = logging.getLogger(__name__)
 
@@ -109,24 +110,36 @@ class KeeperClient:
             raise FileNotFoundError(answer.error)
         return [base64.b64decode(note) for note in answer.said["notes"]]
 
-    def fetch(self, attempt: SaveAttempt, name: str, timeout: float, *, damaged: bool = False) -> Path:
-        """Return where a file of a checkpoint is on this node, verified; it is fetched if it is not here.
+    def find(
+        self, attempt: SaveAttempt, name: str, timeout: float, *, damaged: bool = False, pieces: bool = True
+    ) -> Path | RemotePlace:
+        """Return where a file of a checkpoint is, verified.
+
+        A file of this node's own part is fetched if it is not here. Others may stay where they are.
 
         Args:
             attempt: the checkpoint.
             name: the file's path in it.
             timeout: seconds.
             damaged: whether this rank has read wrong bytes from it: the keeper must not trust what it has.
+            pieces: whether it may be on another node, so that this rank reads the pieces that it needs.
 
         Raises:
             FileNotFoundError: no keeper has it whole; the message says why.
             KeeperError: it cannot be fetched in time.
         """
-        body = {"attempt": attempt_name(attempt), "name": name, **({"verify": True} if damaged else {})}
+        body: dict[str, Any] = {"attempt": attempt_name(attempt), "name": name, "pieces": pieces}
+        if damaged:
+            body["verify"] = True
         answer = self._ask("POST", "/fetch", body, timeout, absent=True, patience=FETCH_PATIENCE)
         if answer.status in (http.client.NOT_FOUND, http.client.GONE):
             raise FileNotFoundError(answer.error)
-        return Path(answer.said["path"])
+        if "path" in answer.said:
+            return Path(answer.said["path"])
+        urls = tuple(map(str, answer.said["urls"]))
+        if not can_read(urls):
+            return self.find(attempt, name, timeout, damaged=damaged, pieces=False)
+        return RemotePlace(urls, str(answer.said["token"]))
 
     def checkpoints(self, timeout: float) -> list[KeptCheckpoint]:
         """Return the checkpoints of which the keeper has parts.

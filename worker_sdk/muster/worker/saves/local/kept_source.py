@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from muster.checkpoint.committed import SaveAttempt
@@ -11,6 +11,7 @@ from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.source import FolderSource, OpenFile
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.keeper_process import KeeperError
+from muster.worker.saves.local.remote_file import RemoteFile, RemotePlace
 
 
 class KeptSource:
@@ -28,8 +29,8 @@ class KeptSource:
         self._attempt = attempt
         self._folder = folder
         self._deadline = time.monotonic() + timeout
-        self._here: dict[str, Path] = {}
-        """By name: the files that the keeper has shown."""
+        self._known: dict[str, Path | RemotePlace] = {}
+        """By name: where the keeper has said that files are."""
         self._damaged: set[str] = set()
         """Files from which wrong bytes were read, of which the keeper does not know yet."""
         self._lock = threading.Lock()
@@ -45,7 +46,7 @@ class KeptSource:
 
     @contextmanager
     def open(self, name: str) -> Iterator[OpenFile]:
-        """Open a file, which is fetched before if it is not here.
+        """Open a file of this node, or of another one.
 
         If the caller finds damage in it, the keeper verifies it again before the file is opened again.
 
@@ -53,37 +54,50 @@ class KeptSource:
             DamageError: the keeper cannot get it whole.
             OSError: it cannot be opened.
         """
-        path = self._path(name)
-        with FolderSource(path.parent).open(path.name) as file:
-            try:
+        try:
+            with self._opened(name) as file:
                 yield file
-            except DamageError:
-                self.distrust(name)
-                raise
+        except DamageError:
+            self.distrust(name)
+            raise
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[OpenFile]:
+        is_damaged = name in self._damaged
+        place = self._place_of(name)
+        if isinstance(place, Path):
+            with FolderSource(place.parent).open(place.name) as here:
+                yield here
+            return
+        with closing(RemoteFile(place, verify=is_damaged)) as there:
+            try:
+                yield there
+            except FileNotFoundError as error:
+                raise DamageError(Damage.found(name, str(error))) from error
 
     def distrust(self, name: str) -> None:
         """Note that wrong bytes were read from a file."""
         with self._lock:
-            self._here.pop(name, None)
+            self._known.pop(name, None)
             self._damaged.add(name)
 
     def look_again(self, name: str) -> None:
         """Have the keeper verify a file again now, if wrong bytes were read from it."""
         self.distrust(name)
-        with suppress(DamageError):
-            self._path(name)
+        with suppress(DamageError, OSError), self._opened(name) as file:
+            file.read(0, 1)
 
-    def _path(self, name: str) -> Path:
+    def _place_of(self, name: str) -> Path | RemotePlace:
         with self._lock:  # A file is fetched once.
-            path = self._here.get(name)
-            if path is not None and path.exists():
-                return path
+            place = self._known.get(name)
+            if place is not None and not (isinstance(place, Path) and not place.exists()):
+                return place
             damaged = name in self._damaged
             left = max(self._deadline - time.monotonic(), 1.0)
             try:
-                path = self._keeper.fetch(self._attempt, name, left, damaged=damaged)
+                place = self._keeper.find(self._attempt, name, left, damaged=damaged)
             except (FileNotFoundError, KeeperError) as error:
                 raise DamageError(Damage.found(name, str(error))) from error
             self._damaged.discard(name)
-            self._here[name] = path
-            return path
+            self._known[name] = place
+            return place

@@ -6,6 +6,7 @@ another decision.
 """
 
 import logging
+from collections.abc import Callable
 
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.damage import Damage
@@ -32,6 +33,7 @@ class LocalLoad(Agreement):
         calls: to the coordinator.
         keeper: this node's.
         folder: the keeper's.
+        attach: has a keeper keep for this rank; starts one if it has ended.
         shared: loads from shared storage.
         timeout: seconds for a decision, and for the slowest rank to read.
         verify: whether digests are checked.
@@ -45,6 +47,7 @@ class LocalLoad(Agreement):
         calls: LocalCheckpointCalls,
         keeper: KeeperClient,
         folder: LocalFolder,
+        attach: Callable[[], None],
         shared: AgreedLoad,
         timeout: float,
         *,
@@ -55,6 +58,7 @@ class LocalLoad(Agreement):
         self._calls = calls
         self._keeper = keeper
         self._folder = folder
+        self._attach = attach
         self._shared = shared
         self._verify = verify
         self._source: KeptSource | None = None
@@ -98,7 +102,7 @@ class LocalLoad(Agreement):
         barrier, response, error = self._barrier, None, None
         try:
             response = self._calls.recover(
-                barrier.generation, barrier.sequence, barrier.world_size, self._timeout
+                barrier.generation, barrier.sequence, barrier.world_size, self._timeout, self._attach
             )
         except BaseException as failed:  # The others wait for this rank, whatever happens to it.
             error = failed

@@ -77,9 +77,9 @@ class LocalTier:
         self._keeper = KeeperClient(KeeperProcess(self._folder, command, is_answered))
         self._calls = LocalCheckpointCalls(endpoint, barrier.run_id)
         self._storage = LocalStorage(self._folder, self._keeper, self._calls, barrier.rank, timeout)
-        self.attach(min(ATTACH_TIMEOUT, timeout))
+        self.attach()
 
-    def attach(self, timeout: float) -> None:
+    def attach(self) -> None:
         """Have a keeper keep what this rank writes; start one if it has ended.
 
         Raises:
@@ -87,7 +87,11 @@ class LocalTier:
         """
         barrier = self._barrier
         self._storage.keeper_id = self._keeper.attach(
-            barrier.generation, barrier.world_size, barrier.rank, self._replicas, timeout
+            barrier.generation,
+            barrier.world_size,
+            barrier.rank,
+            self._replicas,
+            min(ATTACH_TIMEOUT, self._timeout / 2),
         )
 
     def attach_again(self) -> None:
@@ -96,7 +100,7 @@ class LocalTier:
         If that fails, it is logged: the save may still be a local checkpoint.
         """
         try:
-            self.attach(self._timeout / 2)
+            self.attach()
         except MusterError as error:
             logger.warning("this node's part of the save may not be replicated: %s", error)
 
@@ -125,7 +129,14 @@ class LocalTier:
             verify: whether digests are checked.
         """
         return LocalLoad(
-            self._barrier, self._calls, self._keeper, self._folder, shared, self._timeout, verify=verify
+            self._barrier,
+            self._calls,
+            self._keeper,
+            self._folder,
+            self.attach,
+            shared,
+            self._timeout,
+            verify=verify,
         )
 
     def level(self, step: int) -> Level | None:

@@ -1,0 +1,328 @@
+"""The files of a keeper's folder: verified, or fetched from other keepers and verified."""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.directory import METADATA, sync, write_synced
+from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
+from muster.keeper.bell import Bell
+from muster.keeper.fetching import (
+    Fetch,
+    NoSourceError,
+    SilentSourcesError,
+    Sources,
+    file_path,
+    in_order,
+)
+from muster.keeper.folder import KeeperFolder, Signature, partial_path
+from muster.keeper.orders import wanted_ranks
+from muster.keeper.shelf import Shelf
+from muster.keeper.transport import AbsentError, Transport, TransportError, read_all
+from muster.keeper.verifying import file_is_whole, read_head
+from muster.keeper.vocabulary import HEAD, Head, Order, Orders, attempt_name
+
+T = TypeVar("T")
+
+CONNECTIONS = 4
+"""Pieces of one file that are fetched at the same time."""
+ORDERS_PATIENCE = 10.0
+"""Seconds that a rank's request waits for the orders that name its checkpoint."""
+
+
+class QuotaError(OSError):
+    """A copy does not fit in the folder."""
+
+
+class FileStore:
+    """Sees that files are here and verified. The event loop's thread uses it.
+
+    Args:
+        folder: where the files are.
+        keeper_id: the folder's.
+        transport: how bytes come from other keepers.
+        threads: run what waits for disks and networks.
+        quota: bytes that the folder may take.
+    """
+
+    def __init__(
+        self, folder: KeeperFolder, keeper_id: str, transport: Transport, threads: Executor, quota: int
+    ) -> None:
+        self.folder = folder
+        self.quota = quota
+        self.orders: Orders | None = None
+        """None: the coordinator has not given any."""
+        self.shelf = Shelf(folder)
+        self.changes = Bell()
+        """Rings when what is here may have changed, or what is known of the run."""
+        self._id = keeper_id
+        self._transport = transport
+        self._threads = threads
+        self._shared: dict[Hashable, asyncio.Task[Any]] = {}
+        """Work that several callers may wait for, by what it is."""
+        self._reserved = 0
+        """Bytes of the files that are being fetched."""
+
+    def order(self, attempt: SaveAttempt) -> Order | None:
+        """Return the order about an attempt."""
+        return None if self.orders is None else self.orders.orders.get(attempt)
+
+    def cancel(self) -> None:
+        """Cancel all work."""
+        for task in self._shared.values():
+            task.cancel()
+
+    async def verify_attempt(self, attempt: SaveAttempt) -> None:
+        """Verify what an earlier life has left of an attempt.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: its manifest is unusable.
+        """
+        head = await self.in_thread(partial(read_head, self.folder.attempt(attempt)))
+        order = self.order(attempt)
+        if head is None or (order is not None and head.reference != order.checkpoint.manifest):
+            return
+        self.shelf.put_head(attempt, head)
+        here = self.folder.files(attempt)
+        names = [name for part in head.parts.values() for name in sorted(part & here)]
+        await wait_for_all(self.verified(attempt, head, name) for name in names)
+
+    async def present(self, attempt: SaveAttempt, name: str, *, again: bool = False) -> Path:
+        """Return the path of a verified file of an ordered checkpoint. It is fetched if it is not here.
+
+        Args:
+            attempt: the checkpoint.
+            name: the file.
+            again: whether to verify it again.
+
+        Raises:
+            NoSourceError: no order names the checkpoint, it has no such file, or no keeper has it.
+            OSError: it cannot be fetched, read or written.
+        """
+        if not await self.changes.until(lambda: self.order(attempt) is not None, ORDERS_PATIENCE):
+            if self.orders is None:
+                raise SilentSourcesError("the coordinator has not told this keeper yet what there is")
+            raise NoSourceError(f"the coordinator names no checkpoint {attempt_name(attempt)}")
+        head = await self.head(attempt)
+        if name not in HEAD and name not in head.manifest.files:
+            raise NoSourceError(f"checkpoint {attempt_name(attempt)} has no file {name}")
+        if again:
+            await self.verify_again(attempt, name)
+        await self.file(attempt, name, is_copy=False)
+        return self.folder.file(attempt, name)
+
+    def elsewhere(self, attempt: SaveAttempt, name: str) -> list[str]:
+        """Return the URLs of a file that other keepers have, and that this one need not hold.
+
+        Empty: it is here, or is to be, or nothing is known of it yet.
+        """
+        order, head = self.order(attempt), self.shelf.head(attempt)
+        if order is None or head is None or name in HEAD or self.has(attempt, name):
+            return []
+        entry = head.manifest.files.get(name)
+        if entry is None or entry.rank in wanted_ranks(order):
+            return []
+        path = file_path(attempt, name)
+        return [f"{source.url}{path}" for source in order.sources if entry.rank in source.ranks]
+
+    def has(self, attempt: SaveAttempt, name: str) -> bool:
+        """Return whether a file is here and verified."""
+        try:
+            return self.shelf.has(attempt, name)
+        except ValueError:
+            return False  # The name leads out of the folder.
+
+    def may_come(self, attempt: SaveAttempt, name: str) -> bool:
+        """Return whether a file is here, and may be verified soon."""
+        return name in self.folder.files(attempt)
+
+    async def verify_again(self, attempt: SaveAttempt, name: str) -> bool:
+        """Verify a file that was verified before; return whether it is whole."""
+        head = self.shelf.head(attempt)
+        if head is None or not self.has(attempt, name):
+            return False
+        if name in HEAD:
+            found = await self.in_thread(lambda: read_head(self.folder.attempt(attempt), head.reference))
+            if found is None:
+                self.shelf.drop(attempt, name)
+                self.changes.ring()
+            return found is not None
+        return await self.verified(attempt, head, name)
+
+    async def head(self, attempt: SaveAttempt) -> Head:
+        """Return an attempt's verified head; get it if it is not here.
+
+        Raises:
+            FetchError: it cannot be fetched.
+        """
+        if all(self.shelf.has(attempt, name) for name in HEAD):
+            found = self.shelf.head(attempt)
+            assert found is not None
+            return found
+        order = self.order(attempt)
+        if order is None:
+            raise NoSourceError(f"the coordinator no longer names {attempt_name(attempt)}")
+        return await self._once(("head", attempt), lambda: self._get_head(order))
+
+    async def _get_head(self, order: Order) -> Head:
+        checkpoint = order.checkpoint
+        attempt, folder = checkpoint.attempt, self.folder.begin(checkpoint.attempt)
+        head = await self.in_thread(lambda: read_head(folder, checkpoint.manifest))
+        if head is None:
+            urls = in_order((source.url for source in order.sources), self._id)
+            await self.in_thread(lambda: self._fetch_head(attempt, folder, checkpoint.manifest, urls))
+            head = await self.in_thread(lambda: read_head(folder, checkpoint.manifest))
+        if head is None:
+            raise SilentSourcesError(f"the manifest of {attempt_name(attempt)} was replaced meanwhile")
+        self.shelf.put_head(attempt, head)
+        self.changes.ring()
+        return head
+
+    def _fetch_head(
+        self, attempt: SaveAttempt, folder: Path, reference: ManifestReference, urls: list[str]
+    ) -> None:
+        """Fetch the manifest and torch's metadata; a thread calls it."""
+        sources = Sources(urls, "", f"the manifest of {attempt_name(attempt)}")
+        while True:
+            url, _ = sources.next()
+            try:
+                stream = self._transport.open(url, file_path(attempt, MANIFEST))
+                data = read_all(stream, reference.size)
+                if not reference.matches(data):
+                    raise AbsentError(f"{url} has another manifest")
+                _write(folder / MANIFEST, data)
+                break
+            except AbsentError as error:
+                sources.absent[url] = str(error)
+            except TransportError as error:
+                sources.silent[url] = str(error)
+        head = Head(reference, Manifest.decode(data))
+        where = Sources(urls, file_path(attempt, METADATA), METADATA)
+        fetch = Fetch(self._transport, where, head.entry(METADATA), partial_path(folder / METADATA))
+        for piece in fetch.missing():
+            fetch.get(piece)
+        fetch.finish(folder / METADATA)
+        sync(folder)
+
+    async def file(self, attempt: SaveAttempt, name: str, *, is_copy: bool) -> None:
+        """See that a file is here and verified.
+
+        Args:
+            attempt: the checkpoint.
+            name: its file.
+            is_copy: whether the quota binds it. It does not bind a recovery.
+        """
+        if self.has(attempt, name) or name in HEAD:
+            return
+        try:
+            await self._once(("file", attempt, name), lambda: self._get_file(attempt, name, is_copy))
+        except QuotaError:
+            if is_copy:
+                raise
+            # It may have been fetched as a copy meanwhile.
+            await self._once(("file", attempt, name), lambda: self._get_file(attempt, name, is_copy=False))
+
+    async def _get_file(self, attempt: SaveAttempt, name: str, is_copy: bool) -> None:
+        head = await self.head(attempt)
+        path = self.folder.file(attempt, name)
+        if name in self.folder.files(attempt) and await self.verified(attempt, head, name):
+            return
+        order = self.order(attempt)
+        entry = head.entry(name)
+        having = [source.url for source in order.sources if entry.rank in source.ranks] if order else []
+        sources = Sources(in_order(having, f"{self._id}{name}"), file_path(attempt, name), str(path))
+        fetch = Fetch(self._transport, sources, entry, partial_path(path))
+        needed = max(entry.size - _size(fetch.partial), 0)
+        self._check_space(attempt, name, needed, is_copy)
+        self._reserved += needed
+        try:
+            pieces = await self.in_thread(fetch.missing)
+            turns = asyncio.Semaphore(CONNECTIONS)
+            await wait_for_all(self._in_turn(turns, partial(fetch.get, piece)) for piece in pieces)
+            await self.in_thread(lambda: fetch.finish(path))
+            signature = Signature.of(path)
+            await self.in_thread(lambda: sync(path.parent))
+        finally:
+            self._reserved -= needed
+        assert signature is not None
+        self.shelf.put(attempt, name, signature)
+        self.changes.ring()
+
+    def _check_space(self, attempt: SaveAttempt, name: str, needed: int, is_copy: bool) -> None:
+        where = f"{attempt_name(attempt)}/{name} ({needed:,} bytes)"
+        free = self.folder.free()
+        if needed > free:
+            raise QuotaError(
+                errno.ENOSPC,
+                f"no room for {where}: {self.folder.path} has {free:,} free bytes. Free some of its disk.",
+            )
+        used = self.folder.used() + self._reserved
+        if is_copy and used + needed > self.quota:
+            raise QuotaError(
+                errno.EDQUOT,
+                f"no room for the copy {where}: {self.folder.path} uses {used:,} of its quota of "
+                f"{self.quota:,} bytes. Raise --quota, or keep fewer checkpoints.",
+            )
+
+    async def verified(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
+        """Verify a file that is here; delete it if it is damaged. Return whether it is whole."""
+        return await self._once(("verify", attempt, name), lambda: self._verify(attempt, head, name))
+
+    async def _verify(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
+        path = self.folder.file(attempt, name)
+        signature = Signature.of(path)
+        whole = signature is not None and await self.in_thread(
+            lambda: file_is_whole(path.parent, name, head.entry(name))
+        )
+        if whole and signature is not None and Signature.of(path) == signature:
+            self.shelf.put(attempt, name, signature)
+        else:
+            self.shelf.drop(attempt, name)
+            if not whole:
+                path.unlink(missing_ok=True)
+        self.changes.ring()
+        return whole
+
+    # ------------------------------------------------------------------ tasks
+
+    async def _once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something once, for all that ask for it meanwhile."""
+        task = self._shared.get(key)
+        if task is None:
+            task = self._shared[key] = asyncio.create_task(make())
+            task.add_done_callback(lambda _: self._shared.pop(key, None))
+        done: T = await asyncio.shield(task)
+        return done
+
+    async def _in_turn(self, turns: asyncio.Semaphore, work: Callable[[], None]) -> None:
+        async with turns:
+            await self.in_thread(work)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what waits for disks and networks in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+async def wait_for_all(work: Iterable[Awaitable[object]]) -> None:
+    """Wait for all, and raise the first error only when none runs any more."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _size(path: Path) -> int:
+    signature = Signature.of(path)
+    return 0 if signature is None else signature.size
+
+
+def _write(path: Path, data: bytes) -> None:
+    draft = partial_path(path)
+    write_synced(draft, data)
+    draft.rename(path)

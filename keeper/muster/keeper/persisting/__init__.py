@@ -1,0 +1,1 @@
+"""Copies local checkpoints to shared storage, and commits them there."""

@@ -1,0 +1,56 @@
+"""What the coordinator has been told, and what it has yet to hear."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.checkpoint.committed import SaveAttempt
+from muster.keeper.reporting import Report
+from muster.keeper.vocabulary import Attachment, Holding
+
+attempts = st.builds(SaveAttempt, st.integers(1, 2), st.integers(0, 1))
+ranks = st.frozensets(st.integers(0, 2))
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Report:
+    named = draw(st.frozensets(attempts))
+    return Report(
+        draw(st.none() | st.builds(Attachment, st.integers(1, 2), st.just(3), ranks)),
+        {
+            one: Holding(
+                one, draw(st.sampled_from([b"a", b"b"])), draw(ranks), draw(ranks), draw(st.just(""))
+            )
+            for one in named
+        },
+        draw(st.integers(0, 5)),
+        draw(st.integers(1, 2)),
+        draw(st.booleans()),
+    )
+
+
+@given(reports())
+def test_nothing_is_said_when_nothing_has_changed(report: Report):
+    assert report.without(report).is_empty
+
+
+@given(reports(), reports())
+def test_coordinator_that_hears_the_changes_knows_all(before: Report, now: Report):
+    after = before.with_changes(now.without(before))
+    assert (after.used, after.quota) == (now.used, now.quota)
+    assert after.is_complete == (now.is_complete or before.is_complete)
+    assert after.attachment == (now.attachment or before.attachment)
+    for attempt, said in after.holdings.items():
+        here = now.holdings.get(attempt)
+        if here is not None:
+            assert said == here
+        else:
+            assert not said.ranks
+            assert not said.persisted_ranks
+    assert after.holdings.keys() >= now.holdings.keys()
+
+
+@given(reports(), reports(), reports())
+def test_changes_that_were_not_heard_are_said_again(first: Report, second: Report, third: Report):
+    heard = first.with_changes(third.without(first))
+    assert heard.with_changes(second.without(heard)).holdings.items() >= second.holdings.items()
+    assert third.without(heard).is_empty or third.attachment is None

@@ -13,7 +13,7 @@ import typer.main
 from muster.service.cli.main import app
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
-COMMANDS = {"serve": "MUSTER_SERVE", "relay": "MUSTER_RELAY", "watch": "MUSTER_WATCH"}
+COMMANDS = {"serve": "MUSTER_SERVE", "relay": "MUSTER_RELAY", "watch": "MUSTER_WATCH", "keep": "MUSTER_KEEP"}
 """The commands whose options are settings, with the prefix of their variables."""
 
 
@@ -55,7 +55,7 @@ def _default(option: Any) -> str:  # noqa: ANN401
 def filled(page: str) -> str:
     """Return a page with the tables between its marks replaced."""
     return re.sub(
-        r"(?s)(<!-- (serve|relay|watch) -->\n).*?(<!-- end -->)",
+        r"(?s)(<!-- (serve|relay|watch|keep) -->\n).*?(<!-- end -->)",
         lambda found: f"{found[1]}\n{table(found[2])}\n{found[3]}",
         page,
     )

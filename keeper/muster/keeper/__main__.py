@@ -1,7 +1,6 @@
 """``python -m muster.keeper``: keep parts of local checkpoints on this node."""
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -12,7 +11,6 @@ from muster.client.addresses import checked
 from muster.client.credentials import Credentials, check_credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.node_name import node_name
-from muster.keeper.folder import FolderInUseError
 from muster.keeper.settings import (
     FAILURE_DOMAIN,
     LOCAL_QUOTA,
@@ -39,19 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = _settings(given)
     except ValueError as error:
         parser.error(str(error))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return run(settings)
-
-
-def run(settings: KeeperSettings) -> int:
-    """Run a keeper, and return the exit code of its process."""
     # The parser answers --help and wrong usage without the server's libraries.
-    from muster.keeper.process import run_keeper
+    from muster.keeper.process import run_until_stopped
 
-    try:
-        asyncio.run(run_keeper(settings))
-    except (OSError, FolderInUseError) as error:
-        print(f"Error: {error}", file=sys.stderr)
+    failure = run_until_stopped(settings)
+    if failure is not None:
+        print(f"Error: {failure}", file=sys.stderr)
         return FAILED
     return 0
 

@@ -151,8 +151,9 @@ class CoordinatorLink:
             request = codec.keep_request(self._run_id, self._about(), report, PROTOCOL_VERSION)
             call = stub.Keep(request, metadata=metadata)
             async with asyncio.timeout(FIRST_ANSWER):
-                first = await call.read()
-            self._take(first)
+                # Replicas are named before the coordinator has taken the report in.
+                while self._take(await call.read()) == "replicas":
+                    pass
             search.answered()
             logger.info("connected to the coordinator at %s", target.address)
             self.said = ""
@@ -184,16 +185,19 @@ class CoordinatorLink:
         while True:
             self._take(await call.read())
 
-    def _take(self, response: Any) -> None:  # noqa: ANN401
+    def _take(self, response: Any) -> str:  # noqa: ANN401
+        """Take a message, and return what it is."""
         if response is grpc.aio.EOF:
             raise StreamEndedError("the stream ended")
-        match response.WhichOneof("message"):
+        kind = str(response.WhichOneof("message"))
+        match kind:
             case "peers":
                 self._keeper.take_peers(codec.peers_from(response.peers))
             case "orders":
                 self._keeper.take_orders(codec.orders_from(response.orders))
             case "replicas":
                 self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
+        return kind
 
     async def _tell(self, stub: Any, search: Search, target: Target) -> None:  # noqa: ANN401
         """Report what changes. What changes during a call is in the next one."""

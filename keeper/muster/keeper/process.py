@@ -16,11 +16,12 @@ from aiohttp import web
 
 from muster.keeper.coordinator import CoordinatorLink, KeeperAddress
 from muster.keeper.file_store import FileStore
-from muster.keeper.folder import KeeperFolder
+from muster.keeper.folder import FolderInUseError, KeeperFolder
 from muster.keeper.keeper import Keeper
 from muster.keeper.persisting.persister import SharedStoragePersister
 from muster.keeper.server import Site
 from muster.keeper.settings import KeeperSettings, own_host, url_of
+from muster.keeper.tls import contexts
 from muster.keeper.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,20 @@ LINGER = 120.0
 """Seconds that a keeper goes on after the followed process, while it has parts to copy to shared storage."""
 SHUTDOWN_TIMEOUT = 1.0
 """Seconds that answers may still take when the keeper stops."""
+
+
+def run_until_stopped(settings: KeeperSettings) -> str | None:
+    """Run a keeper in this process, and log to stderr.
+
+    Returns:
+        Why it cannot run; None: it was told to stop.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(run_keeper(settings))
+    except (OSError, ValueError, FolderInUseError) as error:
+        return str(error)
+    return None
 
 
 async def run_keeper(settings: KeeperSettings) -> None:
@@ -50,13 +65,14 @@ async def run_keeper(settings: KeeperSettings) -> None:
     async with AsyncExitStack() as stack:
         folder.lock()
         stack.callback(folder.retract)
-        keeper, site = _assemble(settings, folder, stack)
-        scheme, tls = "http", None
-        port = await _serve(stack, site.for_peers(), *settings.listen, tls)
+        tls = contexts(settings.credentials)
+        serving, calling = tls or (None, None)
+        keeper, site = _assemble(settings, folder, calling, stack)
+        port = await _serve(stack, site.for_peers(), *settings.listen, serving)
         ranks_port = await _serve(stack, site.for_ranks(), "127.0.0.1", 0, None)
         host = settings.advertise or await asyncio.to_thread(own_host, settings.endpoint)
         address = KeeperAddress(
-            url_of(scheme, host, port),
+            url_of("https" if tls else "http", host, port),
             settings.failure_domain,
             settings.node_name,
             version("muster-coordinator"),
@@ -68,11 +84,13 @@ async def run_keeper(settings: KeeperSettings) -> None:
         await _until(stop, _work(settings, keeper, site, address))
 
 
-def _assemble(settings: KeeperSettings, folder: KeeperFolder, stack: AsyncExitStack) -> tuple[Keeper, Site]:
+def _assemble(
+    settings: KeeperSettings, folder: KeeperFolder, tls: ssl.SSLContext | None, stack: AsyncExitStack
+) -> tuple[Keeper, Site]:
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-keeper")
     stack.callback(threads.shutdown, wait=False, cancel_futures=True)
     keepers: list[Keeper] = []
-    transport = HttpTransport(lambda: keepers[0].peers.token)
+    transport = HttpTransport(lambda: keepers[0].peers.token, tls)
     stack.callback(transport.close)
     quota = settings.quota or folder.default_quota()
     keeper_id = folder.id()

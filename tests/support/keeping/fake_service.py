@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from lab.authority import Authority, Pair
 from lab.patience import until
 from lab.processes.coordinator import free_port
 from muster.v1 import local_pb2 as pb
@@ -36,9 +37,11 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
 
     Args:
         port: default: a free one.
+        tls: who signs the certificates of keepers, and its own certificate; default: no TLS.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, tls: tuple[Authority, Pair] | None = None) -> None:
+        self._tls = tls
         self.port = port or free_port()
         self.endpoint = f"127.0.0.1:{self.port}"
         self.keepers: dict[str, FakeKeeper] = {}
@@ -64,7 +67,16 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         """Listen."""
         self._server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
         local_pb2_grpc.add_LocalCheckpointServiceServicer_to_server(self, self._server)
-        assert self._server.add_insecure_port(self.endpoint) == self.port
+        if self._tls is None:
+            assert self._server.add_insecure_port(self.endpoint) == self.port
+        else:
+            authority, pair = self._tls
+            credentials = grpc.ssl_server_credentials(
+                [(pair.key.read_bytes(), pair.cert.read_bytes())],
+                authority.ca.read_bytes(),
+                require_client_auth=True,
+            )
+            assert self._server.add_secure_port(self.endpoint, credentials) == self.port
         self._server.start()
         return self
 

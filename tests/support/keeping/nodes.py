@@ -44,12 +44,17 @@ class Nodes:
         environment: Mapping[str, str] | None = None,
     ) -> Keeper:
         """Start a keeper, and attach ranks to it."""
-        keeper = Keeper(self.folder / name, self._service.endpoint, "job", *extra, environment=environment)
-        self._keepers.append(keeper)
+        keeper = self.make(name, *extra, environment=environment)
         keeper.start()
         self._service.connected(keeper.id)
         for rank in ranks:
             keeper.attach(1, world_size, rank)
+        return keeper
+
+    def make(self, name: str, *extra: str, environment: Mapping[str, str] | None = None) -> Keeper:
+        """Return a keeper that is not started; it is killed with the others."""
+        keeper = Keeper(self.folder / name, self._service.endpoint, "job", *extra, environment=environment)
+        self._keepers.append(keeper)
         return keeper
 
     def pair(self) -> tuple[Keeper, Keeper]:

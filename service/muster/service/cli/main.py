@@ -16,6 +16,8 @@ from muster.service.cli.actions.save import save
 from muster.service.cli.doctor.doctor import doctor
 from muster.service.cli.serving.backup import backup, restore
 from muster.service.cli.serving.config import config
+from muster.service.cli.serving.keep import CONTEXT_SETTINGS as KEEP_SETTINGS
+from muster.service.cli.serving.keep import keep
 from muster.service.cli.serving.relay import CONTEXT_SETTINGS as RELAY_SETTINGS
 from muster.service.cli.serving.relay import relay
 from muster.service.cli.serving.serve import serve
@@ -39,6 +41,7 @@ app.command(context_settings=CONTEXT_SETTINGS)(serve)
 app.command(context_settings=CONTEXT_SETTINGS)(config)
 app.command(context_settings=RELAY_SETTINGS)(relay)
 app.command(context_settings=WATCH_SETTINGS)(watch)
+app.command(context_settings=KEEP_SETTINGS)(keep)
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -1,0 +1,120 @@
+"""``muster keep``: keep parts of a run's local checkpoints on this node."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.client.addresses import checked, is_socket
+from muster.client.errors import EnvironmentValueError
+from muster.client.node_name import node_name
+from muster.keeper.settings import STORAGE_OPTIONS, KeeperSettings, host_and_port, storage_options
+from muster.service.cli.client.credentials import connecting, given
+from muster.service.cli.failure import Exit, fail
+
+CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_KEEP"}
+"""``--listen`` is also ``MUSTER_KEEP_LISTEN``."""
+
+
+def _endpoint(value: str) -> str:
+    try:
+        return checked(value)
+    except EnvironmentValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@connecting
+def keep(
+    folder: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="The local folder, on a disk of this node or in tmpfs."),
+    ],
+    run_id: Annotated[
+        str,
+        typer.Option(envvar=["MUSTER_KEEP_RUN_ID", "MUSTER_RUN_ID"], metavar="RUN", help="The training job."),
+    ],
+    endpoint: Annotated[
+        str,
+        typer.Option(
+            "--endpoint",
+            "-e",
+            callback=_endpoint,
+            envvar=["MUSTER_KEEP_ENDPOINT", "MUSTER_ENDPOINT"],
+            metavar="HOST:PORT[,HOST:PORT…]",
+            help="The coordinator, all of its replicas, or a relay.",
+        ),
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to serve other keepers; port 0: any.")
+    ] = "0.0.0.0:0",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            envvar=["MUSTER_KEEP_ADVERTISE", "MUSTER_NODE_ADDRESS"],
+            metavar="HOST",
+            help="The host that other keepers connect to.  [default: the one by which the coordinator is "
+            "reached]",
+            show_default=False,
+        ),
+    ] = "",
+    failure_domain: Annotated[
+        str,
+        typer.Option(
+            envvar=["MUSTER_KEEP_FAILURE_DOMAIN", "MUSTER_FAILURE_DOMAIN"],
+            metavar="NAME",
+            help="What fails together with this node, such as its rack.",
+        ),
+    ] = "",
+    quota: Annotated[
+        int,
+        typer.Option(
+            envvar=["MUSTER_KEEP_QUOTA", "MUSTER_LOCAL_QUOTA"],
+            min=0,
+            metavar="BYTES",
+            help="What the folder may take; 0: nine tenths of the free space.",
+        ),
+    ] = 0,
+    upload_rate: Annotated[
+        int,
+        typer.Option(
+            envvar=["MUSTER_KEEP_UPLOAD_RATE", "MUSTER_UPLOAD_RATE"],
+            min=0,
+            metavar="BYTES",
+            help="Bytes a second that it copies to shared storage; 0: without limit.",
+        ),
+    ] = 0,
+    follow: Annotated[
+        int, typer.Option(min=0, metavar="PID", help="End when this process has ended; 0: by a signal.")
+    ] = 0,
+) -> None:
+    """Keep parts of a run's local checkpoints on this node, and serve them to the keepers of other nodes.
+
+    It runs until SIGTERM or SIGINT. A Checkpointer with ``local=…`` starts one itself if none runs.
+    """
+    # Imported here, so that the other sub-commands start without waiting for the server's libraries.
+    from muster.keeper.process import run_until_stopped
+
+    try:
+        credentials = given()
+        if not all(map(is_socket, endpoint.split(","))):
+            credentials.check()
+        settings = KeeperSettings(
+            folder=folder.absolute(),
+            run_id=run_id,
+            endpoint=endpoint,
+            listen=host_and_port(listen),
+            advertise=advertise,
+            failure_domain=failure_domain,
+            node_name=node_name(),
+            quota=quota,
+            upload_rate=upload_rate,
+            storage_options=storage_options(os.environ.get(STORAGE_OPTIONS, "")),
+            follow=follow,
+            credentials=credentials,
+        )
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)
+    failure = run_until_stopped(settings)
+    if failure is not None:
+        fail(failure, Exit.FAILED)

@@ -3,6 +3,7 @@
 It keeps invariants 21 (one recovery decision for each round) and 22 (copies are verified before use).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from muster.service.core.local import refusals
@@ -145,7 +146,7 @@ class LocalTier:
         self._dirty[keeper.info.id] = keeper
         self._set_holdings(keeper, {one.attempt: one for one in event.holdings}, effects)
         if event.attachment is not None:
-            self.keepers.attach(keeper, event.attachment)
+            self._attach(keeper, event.attachment)
         self._tell_peers(keeper, effects)
         self._review(now, effects)
         return replaced
@@ -156,8 +157,8 @@ class LocalTier:
         keeper.disk = event.disk or keeper.disk
         changed = {**keeper.holdings, **{one.attempt: one for one in event.holdings}}
         self._set_holdings(keeper, changed, effects)
-        if event.attachment is not None:
-            self._attach(keeper, event.attachment, effects)
+        if event.attachment is not None and self._attach(keeper, event.attachment):
+            self._tell_peers(keeper, effects)
         self._review(now, effects)
         effects.send(event.session, ReportTaken())
 
@@ -176,9 +177,21 @@ class LocalTier:
                 self._review(now, effects)
                 return
 
-    def _attach(self, keeper: Keeper, attachment: Attachment, effects: Effects) -> None:
-        if self.keepers.attach(keeper, attachment):
-            self._tell_peers(keeper, effects)
+    def _attach(self, keeper: Keeper, attachment: Attachment) -> bool:
+        """Attach a keeper to ranks. Returns whether that changes anything."""
+        before = self.keepers.ranks_of(keeper.info.id)
+        if not self.keepers.attach(keeper, attachment):
+            return False
+        self._mark_persisting(before | attachment.ranks)
+        return True
+
+    def _mark_persisting(self, ranks: Iterable[int]) -> None:
+        """Another keeper may be the one that persists the parts of these ranks."""
+        persisting = self._copies.get(self._persisting) if self._persisting is not None else None
+        if persisting is not None:
+            for rank in ranks:
+                for holder in persisting.holders[rank] if rank < len(persisting.holders) else ():
+                    self._mark(holder)
 
     def _tell_peers(self, keeper: Keeper, effects: Effects) -> None:
         """Tell the keepers of each other: all of them once each rank has one, or the one that has come."""
@@ -210,6 +223,8 @@ class LocalTier:
             if had - has:
                 self._mark_all()  # It may be the source of others.
             gained.update((attempt, rank) for rank in has - had)
+            if attempt == self._persisting:
+                self._mark_persisting(has - had)
             self._raise_level(copies, now_has, effects)
         self._dirty[keeper.info.id] = keeper
         for holder in self.keepers.placement.get(keeper.info.id, ()):

@@ -161,9 +161,8 @@ class LocalTier:
         """A stream or a call has ended."""
         self._waiting.pop(session, None)
         if self._pending is not None:
+            # The decision stays pending: its ranks call again, and must not wait from the beginning.
             self._pending.waiters.discard(session)
-            if not self._pending.waiters:
-                self._pending = None
         for keeper in self.keepers:
             if keeper.session == session:
                 keeper.session = keeper.told = None
@@ -327,6 +326,8 @@ class LocalTier:
             return
         if pending.covered_at is None:
             pending.covered_at = now.monotonic
+        if not pending.waiters:
+            return
         waited = now.monotonic - pending.covered_at
         verified = all(keeper.is_complete for keeper in self.keepers.connected())
         copies = self.copies

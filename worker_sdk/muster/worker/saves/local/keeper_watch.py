@@ -39,14 +39,14 @@ class KeeperWatch:
     def __init__(self, life: Callable[[], KeeperLife | None], replace: Callable[[], object]) -> None:
         self._life = life
         self._replace = replace
-        self._closed = False
+        self._closed = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="muster-keeper-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the watch, without waiting."""
-        self._closed = True
+        self._closed.set()
         with suppress(OSError):
             self._wake.send(b"\0")
 
@@ -58,10 +58,10 @@ class KeeperWatch:
     def _run(self) -> None:
         pause = FIRST_PAUSE
         try:
-            while not self._closed:
+            while not self._closed.is_set():
                 began = time.monotonic()
                 self._await_end()
-                if self._closed:
+                if self._closed.is_set():
                     return
                 try:
                     self._replace()

@@ -89,6 +89,11 @@ class Copies:
             }
 
     @property
+    def can_be_persisted(self) -> bool:
+        """Whether a connected keeper has each part that is not in shared storage."""
+        return self.is_whole or all(rank in self.persisted for rank in self.missing())
+
+    @property
     def is_all_persisted(self) -> bool:
         """Whether all parts are in shared storage."""
         return len(self.persisted) == self.checkpoint.world_size
@@ -113,7 +118,7 @@ def surplus(copies: Collection[Copies]) -> list[Copies]:
     """Return the checkpoints that need not be kept.
 
     The newest ``KEPT`` that are safe are kept, and all newer ones; the one that is being persisted; and the
-    newest whole one in any case.
+    newest whole one in any case. A persisted one that is newer than that is kept, too: a recovery must prefer it.
 
     Args:
         copies: all checkpoints, from the oldest to the newest.
@@ -126,6 +131,8 @@ def surplus(copies: Collection[Copies]) -> list[Copies]:
         safe += _is_safe(one)
     if (whole := newest_whole(copies)) is not None:
         kept.add(whole.attempt)
+        persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]
+        kept.update(attempt for attempt in persisted[-1:] if attempt > whole.attempt)
     if (persisting := next_to_persist(copies)) is not None:
         kept.add(persisting.attempt)
     return [one for one in copies if one.attempt not in kept]
@@ -138,9 +145,17 @@ def _is_safe(one: Copies) -> bool:
 
 
 def next_to_persist(copies: Iterable[Copies]) -> Copies | None:
-    """Return the oldest of the checkpoints that are to be persisted and still can be."""
+    """Return the oldest of the checkpoints that are to be persisted and still can be.
+
+    It is newer than all that are persisted: shared storage takes the last commit for the newest checkpoint.
+
+    Args:
+        copies: all checkpoints, from the oldest to the newest.
+    """
+    found = None
     for one in copies:
-        wanted = one.checkpoint.persist_to and one.level < Level.PERSISTED
-        if wanted and all(rank in one.persisted for rank in one.missing()):
-            return one
-    return None
+        if one.level is Level.PERSISTED:
+            found = None
+        elif found is None and one.checkpoint.persist_to and one.can_be_persisted:
+            found = one
+    return found

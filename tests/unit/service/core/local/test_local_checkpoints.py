@@ -393,3 +393,36 @@ def test_parts_of_anything_else_do_not_count(holding: Holding):
     session = job.session()
     job.step(ReportKeeper(session, RUN, "k2", (holding,), True))
     assert job.core.run(RUN).local.copies[0].missing() == [2]
+
+
+def test_checkpoint_is_not_persisted_after_a_newer_one():
+    job = Job(replicas=0)
+    job.connect_all()
+    old, new = Attempt(1, 0), Attempt(1, 1)
+    for attempt, step in ((old, 10), (new, 20)):
+        job.commit(attempt, step, persist_to="/shared")
+    for node in range(3):
+        job.report(node, new, {node}, persisted_ranks=frozenset({node}))
+    job.report(0, new, {0}, persisted_ranks=frozenset({0}), persisted_as="/shared/step-20")
+    assert job.level(new) is Level.PERSISTED
+    for node in range(3):
+        job.report(node, old, {node})
+    assert [one.persist for one in job.orders("k0").checkpoints if one.checkpoint.attempt == old] == [()]
+
+
+def test_persisted_checkpoint_newer_than_the_newest_whole_one_is_not_forgotten():
+    job = Job(replicas=0)
+    job.connect_all()
+    whole, persisted = Attempt(1, 0), Attempt(1, 1)
+    job.save(whole, 10)
+    job.commit(persisted, 20, persist_to="/shared")
+    for node in range(3):
+        job.report(node, persisted, {node}, persisted_ranks=frozenset({node}))
+    job.report(0, persisted, {0}, persisted_ranks=frozenset({0}), persisted_as="/shared/step-20")
+    job.report(2, persisted, set())
+    for number in range(2, 9):
+        job.commit(Attempt(1, number), 10 + 10 * number)
+    asked = job.recover(1)
+    job.now += 6
+    job.step(Tick())
+    assert chosen(job, asked) is None, "step 20 in shared storage is newer than step 10"

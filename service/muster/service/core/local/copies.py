@@ -118,7 +118,7 @@ def surplus(copies: Collection[Copies]) -> list[Copies]:
     """Return the checkpoints that need not be kept.
 
     The newest ``KEPT`` that are safe are kept, and all newer ones; the one that is being persisted; and the
-    newest whole one in any case. A persisted one that is newer than that is kept, too: a recovery must prefer it.
+    newest whole one in any case. A persisted one that is newer than that is kept, too: a recovery prefers it.
 
     Args:
         copies: all checkpoints, from the oldest to the newest.

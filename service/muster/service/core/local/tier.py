@@ -1,6 +1,6 @@
 """The local checkpoints of one run. It applies what keepers and ranks say, and decides levels and recoveries.
 
-It keeps invariant 21 (one recovery decision for each round) and invariant 22 (copies are verified before use).
+It keeps invariants 21 (one recovery decision for each round) and 22 (copies are verified before use).
 """
 
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from muster.service.core.local import refusals
 from muster.service.core.local.copies import Copies, next_to_persist, surplus
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.local.orders import orders_for, peers_of
+from muster.service.core.local.orders import committer, orders_for, peers_of
 from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, choose
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Notice, Refused
@@ -161,9 +161,8 @@ class LocalTier:
         """A stream or a call has ended."""
         self._waiting.pop(session, None)
         if self._pending is not None:
+            # It stays without waiters: calls end and come back, and must not wait from the beginning.
             self._pending.waiters.discard(session)
-            if not self._pending.waiters:
-                self._pending = None
         for keeper in self.keepers:
             if keeper.session == session:
                 keeper.session = keeper.told = None
@@ -327,6 +326,8 @@ class LocalTier:
             return
         if pending.covered_at is None:
             pending.covered_at = now.monotonic
+        if not pending.waiters:
+            return
         waited = now.monotonic - pending.covered_at
         verified = all(keeper.is_complete for keeper in self.keepers.connected())
         copies = self.copies
@@ -395,13 +396,13 @@ class LocalTier:
             self._persisting = attempt
             self._mark_all()
         if persisting is not None and persisting.is_all_persisted:
-            self._mark_all()
+            self._mark(committer(persisting))
         floor = self._floor
         before = Attempt(floor.generation, floor.number + 1)
         for keeper in self._dirty.values():
             if keeper.session is None:
                 continue
-            orders = orders_for(keeper, self.keepers, copies, self._resumed, before)
+            orders = orders_for(keeper, self.keepers, copies, self._resumed, before, persisting)
             keeper.starves_for = self._without_source(keeper, orders)
             if orders != keeper.told:
                 keeper.told = orders
@@ -413,8 +414,8 @@ class LocalTier:
         found: set[tuple[Attempt, int]] = set()
         for order in orders.checkpoints:
             attempt = order.checkpoint.attempt
-            is_resumed = attempt == self._resumed
-            needed = set(range(order.checkpoint.world_size) if is_resumed else order.ranks)
+            is_loading = attempt == self._resumed and order is orders.checkpoints[-1]
+            needed = set(range(order.checkpoint.world_size) if is_loading else order.ranks)
             needed -= self._copies[attempt].counts(keeper.holdings.get(attempt))
             for source in order.sources:
                 needed.difference_update(source.ranks)

@@ -426,3 +426,28 @@ def test_persisted_checkpoint_newer_than_the_newest_whole_one_is_not_forgotten()
     job.now += 6
     job.step(Tick())
     assert chosen(job, asked) is None, "step 20 in shared storage is newer than step 10"
+
+
+def test_decision_waits_no_longer_when_all_calls_ended_and_came_back():
+    job = Job(replicas=0)
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.commit(Attempt(1, 1), 20)
+    first = job.recover(1)
+    job.now += 4
+    job.step(Disconnected(first))
+    again = job.recover(1)
+    job.now += 2
+    job.step(Tick())
+    assert chosen(job, again) == Attempt(1, 0)
+
+
+def test_sources_of_all_parts_are_told_only_until_all_ranks_have_loaded():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.recover(1)
+    (order,) = job.orders("k0").checkpoints
+    assert {rank for source in order.sources for rank in source.ranks} == {0, 1, 2}
+    job.commit(Attempt(1, 1), 20)
+    assert job.orders("k0").checkpoints[0].sources == ()

@@ -54,7 +54,9 @@ PAGES = {
             *("Checkpointer", "SavePoint", "TorchAsyncCheckpoint", "AsyncCallsQueue", "AsyncRequest"),
             *(
                 "saves.Committed",
+                "saves.Level",
                 "saves.CorruptCheckpointError",
+                "saves.KeeperError",
                 "saves.LaterVersionError",
                 "saves.UncommittedError",
             ),

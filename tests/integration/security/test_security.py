@@ -277,7 +277,7 @@ def test_caller_without_access_is_refused_at_once(
     ("role", "run_id", "said"),
     [
         (Role.WORKER, "a-x", 'ok        token           "worker" has the role worker for the runs a-*'),
-        (Role.WORKER, "b-x", "and MUSTER_RUN_ID is b-x"),
+        (Role.WORKER, "b-x", "and the run is b-x"),
         (Role.VIEWER, "a-x", 'warning   token           "viewer" has the role viewer for the runs a-*'),
         (Role.WATCHER, "a-x", '"watcher" has the role watcher for the runs a-* on the nodes node-1, spot-*'),
     ],

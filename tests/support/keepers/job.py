@@ -36,6 +36,9 @@ WALL = 1e9
 PATIENT = 400.0
 """Seconds after which a decision waits for nothing any more."""
 
+CALL = 4.0
+"""Seconds for which a rank waits for an answer, before it asks again."""
+
 
 class Job:
     """A job, its nodes, and the coordinator. Each step is held against the rules.
@@ -344,10 +347,21 @@ class Job:
 
     def hang_up(self) -> None:
         """All calls end without an answer."""
-        for session in [*self._asking, *self._committing]:
-            self._asking.pop(session, None)
-            self._committing.pop(session, None)
+        calls = [*self._asking, *self._committing]
+        self._asking.clear()
+        self._committing.clear()
+        for session in calls:
             self.step(Disconnected(session))
+
+    def recover(self) -> None:
+        """All ranks ask, by calls that are short and made again, until they know what to resume from."""
+        end = self._now + PATIENT
+        while waiting := set(range(self.world_size)) - self.answered:
+            assert self._now < end, "a rank waits in vain for a decision"
+            for rank in waiting:
+                self.ask(rank, self.generation, self.number)
+            self.wait(CALL)
+            self.hang_up()
 
     def load(self) -> bool:
         """All ranks load what they were told; if one of them cannot, they will ask again. Returns whether they can."""
@@ -389,11 +403,7 @@ class Job:
         for _ in range(2 + len(self.rules.known) * 2):
             if self.is_training:
                 break
-            for rank in range(self.world_size):
-                if rank not in self.answered:
-                    self.ask(rank, self.generation, self.number)
-            self.wait(PATIENT)
-            assert self.answered == set(range(self.world_size)), "a rank waits in vain for a decision"
+            self.recover()
             self.load()
         assert self.is_training, "the job does not come back"
         wanted = Level.LOCAL

@@ -60,11 +60,10 @@ class Chaos:
             rank.tell("resume")
         self._disturb()
         heard = [rank.answer() for rank in job.ranks]
-        assert len({str(one) for one in heard}) == 1, heard
-        found = heard[0]
-        assert found is None or (isinstance(found, tuple) and found[1]), heard
-        step = None if found is None else found[0]
-        assert step in allowed, f"resumed from {step}, and the model allows {allowed}"
+        assert len(set(heard)) == 1, heard
+        expected = ["nothing" if one is None else f"step {one}, local" for one in allowed]
+        assert heard[0] in expected, f"resumed from {heard[0]}, and the model allows {expected}"
+        step = allowed[expected.index(heard[0])]
         self.newest, self.is_hurt = step, False
         # What was copied may have been on the node that was hurt: the next save makes new copies.
         self.copied = None

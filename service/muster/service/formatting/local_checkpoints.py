@@ -1,7 +1,7 @@
 """Local checkpoints and keepers as table rows: how many copies there are, and what a loss would cost."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -74,7 +74,7 @@ def keeper_rows(found: local_pb2.LocalCheckpointServiceListResponse) -> list[Kee
     """Return the keepers, by the names of their nodes."""
     names = node_names(found.keepers)
     rows = [_keeper(one, names) for one in found.keepers]
-    return sorted(rows, key=lambda row: (len(row.node), row.node))
+    return sorted(rows, key=lambda row: _in_order(row.node))
 
 
 def node_names(keepers: Iterable[local_pb2.KeeperView]) -> dict[str, str]:
@@ -162,15 +162,25 @@ def _loss(
     return f"{survived}; losing {_any_of(only_domains)} {cost}" if only_domains else survived
 
 
-def _any_of(names: Sequence[str]) -> str:
-    shown = [report.shown(name) for name in sorted(names, key=lambda name: (len(name), name))[:MAX_NAMED]]
+def some_of(names: Collection[str]) -> str:
+    """Name a few nodes: ``node-1, node-2, node-3, …``."""
+    shown = [report.shown(name) for name in sorted(names, key=_in_order)[:MAX_NAMED]]
+    return ", ".join([*shown, "…"] if len(names) > MAX_NAMED else shown)
+
+
+def _any_of(names: Collection[str]) -> str:
     if len(names) > MAX_NAMED:
-        return f"any of {len(names)} ({', '.join(shown)}, …)"
-    return " or ".join(shown)
+        return f"any of {len(names)} ({some_of(names)})"
+    return " or ".join(report.shown(name) for name in sorted(names, key=_in_order))
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    """Sort ``node-2`` before ``node-10``."""
+    return len(name), name
 
 
 def _keeper(view: local_pb2.KeeperView, names: dict[str, str]) -> KeeperRow:
-    copies = sorted((names.get(one, one) for one in view.copies_to), key=lambda name: (len(name), name))
+    copies = sorted((names.get(one, one) for one in view.copies_to), key=_in_order)
     return KeeperRow(
         view=view,
         node=names[view.keeper.id],

@@ -74,9 +74,9 @@ class Checkpointer:
         storage_options: of a bucket, what fsspec's implementation of its scheme takes, such as
             ``{"profile": "training"}``; default: what that finds by itself.
         local: a folder on each node's own disk, or in its memory (tmpfs). Saves go there. The node's keeper,
-            a process that is started if there is none, copies each rank's part to other nodes. The job
-            resumes from these copies, without shared storage, after any loss that leaves one copy of each
-            part. Default: saves go to ``folder`` directly.
+            a process that the first rank starts, copies each rank's part to other nodes. After a loss that
+            leaves one copy of each part, the job resumes from these copies, without shared storage.
+            Default: saves go to ``folder`` directly.
         replicas: with ``local``: on how many further nodes each part is to be.
         persist_every: with ``local``: the first save of this object goes to ``folder`` too, and then each
             so many. Keepers copy it there in the background.
@@ -173,10 +173,10 @@ class Checkpointer:
             step: the step's number, from 0.
             state_dict: what :func:`torch.distributed.checkpoint.save` takes, ``Stateful`` objects among it.
             planner: as for that function; default: torch's.
-            wait_for: with ``local``, the level at which the save is finalized: ``"local"`` when every rank
-                has written on its node; ``"replicated"`` when each part is on ``replicas`` further nodes,
-                too; ``"persisted"`` when it is in shared storage, to which it then goes in any case. The
-                default waits for no network, and :meth:`level` says later how far a step has got.
+            wait_for: with ``local``, the level at which the save is finalized. ``"local"``: every rank has
+                written on its node. ``"replicated"``: each part is on ``replicas`` further nodes, too.
+                ``"persisted"``: it is in shared storage, to which such a save goes in any case. The default
+                waits for no copy, and :meth:`level` says later how far a step has got.
 
         Raises:
             TypeError: the step is not a whole number.

@@ -237,7 +237,7 @@ def token(caller: coordinator_pb2.Caller, run_id: str) -> Check:
     if caller.role in TOO_LOW_FOR_JOBS:
         steps.append(f"{TOO_LOW_FOR_JOBS[caller.role]}; jobs need a token of role worker")
     if run_id and not matches(run_id, caller.run_patterns):
-        message += f", and MUSTER_RUN_ID is {report.shown(run_id)}"
+        message += f", and the run is {report.shown(run_id)}"
         steps.append("use a token for that run, or another run id")
     return Check("token", Result.WARNING if steps else Result.OK, message, "; ".join(steps))
 

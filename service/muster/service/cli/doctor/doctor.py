@@ -1,6 +1,6 @@
 """``muster doctor``: shows why a job cannot use a coordinator, or that it can."""
 
-import os
+from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from muster.service.cli.client.credentials import connecting, given
 from muster.service.cli.doctor.checks import Certificates, Check, Result, examine
 from muster.service.cli.doctor.etcd_checks import members
 from muster.service.cli.doctor.identity_checks import identity
+from muster.service.cli.doctor.keeper_checks import keepers
 from muster.service.cli.options import Output
 from muster.service.cli.serving import etcd
 from muster.service.cli.views.table import colorful, document, emit
@@ -23,6 +24,16 @@ NAME_CELLS = len("authorisation")
 RESULT_CELLS = max(map(len, Result))
 
 
+Run = Annotated[
+    str,
+    typer.Argument(
+        callback=options.text,
+        envvar="MUSTER_RUN_ID",
+        metavar="RUN",
+        help="Also check the keepers of this run, and that the token is for it.",
+        show_default=False,
+    ),
+]
 State = Annotated[
     str,
     typer.Option(
@@ -33,6 +44,7 @@ State = Annotated[
 
 @connecting
 def doctor(
+    run: Run = "",
     state: State = "",
     etcd_ca: etcd.Ca = None,
     etcd_cert: etcd.Cert = None,
@@ -45,11 +57,12 @@ def doctor(
 ) -> None:
     """Check a coordinator from here: token, TLS, authorisation, version, replicas, storage, clock.
 
-    Prints a line for each check. With --state etcd://… it also checks every member of etcd. If
-    MUSTER_RUN_ID is set, the token must be for that run. Exit code 3 if the coordinator cannot be
+    Prints a line for each check. With RUN, the token must be for that run, and its keepers of local
+    checkpoints are checked: connections, space and failure domains. With --state etcd://… it also checks
+    every member of etcd. Exit code 3 if the coordinator cannot be
     reached, and 1 if another check failed. A warning is not a failure.
     """
-    checks = []
+    checks: list[Check] = []
     with connect(endpoint, timeout) as client:
         addresses = [Address.parse(one) for one in client.endpoint.split(",")]
         tls = None
@@ -57,8 +70,13 @@ def doctor(
         if mine.ca is not None:
             tls = Certificates(mine.ca, mine.cert, mine.key, mine.server_name)
         shown = identity(mine.authorization())
-        of_coordinator = examine(addresses, tls, client, timeout, os.environ.get("MUSTER_RUN_ID", ""))
-        for check in chain([shown] if shown is not None else [], of_coordinator):
+
+        def of_run() -> Iterator[Check]:
+            if run and not any(check.result is Result.FAILED for check in checks):
+                yield from keepers(client, run)
+
+        of_coordinator = examine(addresses, tls, client, timeout, run)
+        for check in chain([shown] if shown is not None else [], of_coordinator, of_run()):
             checks.append(check)
             if output is not Output.JSON:
                 emit(line(check, color=colorful()))

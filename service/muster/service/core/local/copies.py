@@ -114,7 +114,7 @@ MOST_KEPT = 6
 """Checkpoints that are kept at most beside the newest whole one, however far behind their copies are."""
 
 
-def surplus(copies: Collection[Copies]) -> list[Copies]:
+def surplus(copies: Collection[Copies], *, is_alone: bool = False) -> list[Copies]:
     """Return the checkpoints that need not be kept.
 
     The newest ``KEPT`` that are safe are kept, and all newer ones; the one that is being persisted; and the
@@ -122,13 +122,14 @@ def surplus(copies: Collection[Copies]) -> list[Copies]:
 
     Args:
         copies: all checkpoints, from the oldest to the newest.
+        is_alone: whether the run has one node, where no copies are to be waited for.
     """
     kept: set[Attempt] = set()
     safe = 0
     for number, one in enumerate(reversed(list(copies))):
         if safe < KEPT and number < MOST_KEPT:
             kept.add(one.attempt)
-        safe += _is_safe(one)
+        safe += one.is_whole if is_alone else _is_safe(one)
     if (whole := newest_whole(copies)) is not None:
         kept.add(whole.attempt)
         persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]

@@ -161,7 +161,7 @@ class LocalTier:
         """A stream or a call has ended."""
         self._waiting.pop(session, None)
         if self._pending is not None:
-            # It stays without waiters: calls end and come back, and must not wait from the beginning.
+            # The decision stays pending: its ranks call again, and must not wait from the beginning.
             self._pending.waiters.discard(session)
         for keeper in self.keepers:
             if keeper.session == session:
@@ -387,7 +387,7 @@ class LocalTier:
     def _review(self, now: Instant, effects: Effects) -> None:
         """After each event: decide what is due, and tell the keepers whose orders have changed."""
         self._decide(now, effects)
-        for one in surplus(self.copies):
+        for one in surplus(self.copies, is_alone=len(self.keepers.current()) == 1):
             self._drop(one, effects)
             self._refuse_waiting(one, effects)
         copies = self.copies

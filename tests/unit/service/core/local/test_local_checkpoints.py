@@ -451,3 +451,11 @@ def test_sources_of_all_parts_are_told_only_until_all_ranks_have_loaded():
     assert {rank for source in order.sources for rank in source.ranks} == {0, 1, 2}
     job.commit(Attempt(1, 1), 20)
     assert job.orders("k0").checkpoints[0].sources == ()
+
+
+def test_two_checkpoints_are_kept_on_a_single_node():
+    job = Job(nodes=1)
+    job.connect_all()
+    for number in range(4):
+        job.save(Attempt(1, number), 10 * number)
+    assert [one.checkpoint.step for one in job.core.run(RUN).local.copies] == [20, 30]

@@ -1,4 +1,4 @@
-"""Finds the keeper of this node, and starts it if there is none."""
+"""Finds the keeper of this node, or starts it."""
 
 import logging
 import os
@@ -50,7 +50,7 @@ class KeeperProcess:
             timeout: seconds to wait for it.
 
         Raises:
-            KeeperError: there is none in time; the message has the end of its log.
+            KeeperError: no keeper answers in time; the message has the end of its log.
             OSError: it cannot be started.
         """
         timeout = min(timeout, START_TIMEOUT)
@@ -103,7 +103,7 @@ def keeper_command(folder: LocalFolder, run_id: str, endpoint: str, follow: int 
         folder: the keeper's.
         run_id: the training job.
         endpoint: the coordinator's addresses.
-        follow: the process with whose end it ends; default: the parent of this one, torchrun's agent.
+        follow: the process after which it ends; default: the parent of this one, torchrun's agent.
     """
     return [
         *(sys.executable, "-m", "muster.keeper"),

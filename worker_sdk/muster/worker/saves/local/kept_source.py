@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from muster.checkpoint.committed import SaveAttempt
@@ -31,6 +31,8 @@ class KeptSource:
         self._deadline = time.monotonic() + timeout
         self._known: dict[str, Path | RemotePlace] = {}
         """By name: where the keeper has said that files are."""
+        self._remote: dict[str, RemoteFile] = {}
+        """By name: files of other nodes, with their connections. A load opens a file for each item."""
         self._damaged: set[str] = set()
         """Files from which wrong bytes were read, of which the keeper does not know yet."""
         self._lock = threading.Lock()
@@ -69,17 +71,30 @@ class KeptSource:
             with FolderSource(place.parent).open(place.name) as here:
                 yield here
             return
-        with closing(RemoteFile(place, verify=is_damaged)) as there:
-            try:
-                yield there
-            except FileNotFoundError as error:
-                raise DamageError(Damage.found(name, str(error))) from error
+        with self._lock:
+            there = self._remote.get(name)
+            if there is None:
+                there = self._remote[name] = RemoteFile(place, verify=is_damaged)
+        try:
+            yield there
+        except FileNotFoundError as error:
+            raise DamageError(Damage.found(name, str(error))) from error
 
     def distrust(self, name: str) -> None:
         """Note that wrong bytes were read from a file."""
         with self._lock:
             self._known.pop(name, None)
             self._damaged.add(name)
+            remote = self._remote.pop(name, None)
+        if remote is not None:
+            remote.close()
+
+    def close(self) -> None:
+        """Close the connections to other nodes. A file that is opened later opens its own again."""
+        with self._lock:
+            remote, self._remote = self._remote, {}
+        for one in remote.values():
+            one.close()
 
     def look_again(self, name: str) -> None:
         """Have the keeper verify a file again now, if wrong bytes were read from it."""

@@ -62,7 +62,7 @@ class LocalLoad(Agreement):
         self._shared = shared
         self._verify = verify
         self._source: KeptSource | None = None
-        """Of the checkpoint that is being loaded."""
+        """The files of the checkpoint that is being loaded."""
 
     def newest(self, load: Load, *, overwrites: bool = True) -> Committed | None:
         """Load the checkpoint that the coordinator names.
@@ -129,6 +129,13 @@ class LocalLoad(Agreement):
         )
 
     # ------------------------------------------------------------------ one attempt
+
+    def _attempt(self, made: Committed, load: Load) -> Damage | None:
+        try:
+            return super()._attempt(made, load)
+        finally:
+            if self._source is not None:
+                self._source.close()
 
     def _read_first(self, made: Committed) -> Opened:
         attempt = self._folder.attempt_in(made.path)

@@ -18,7 +18,7 @@ class RemotePlace:
     """Where a file is."""
 
     urls: tuple[str, ...]
-    """Of the file, on each keeper that has it."""
+    """The file's URL on each keeper that has it."""
     token: str
     """What these keepers want to see."""
 

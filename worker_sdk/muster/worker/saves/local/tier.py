@@ -117,7 +117,7 @@ class LocalTier:
         """
         if wait_for is Level.REPLICATED and not self._replicas:
             raise ValueError(
-                'wait_for = "replicated" with replicas=0: no save is ever replicated. Give replicas=1 or more, '
+                'wait_for = "replicated" with replicas=0: no save gets there. Give replicas=1 or more, '
                 "or wait for another level."
             )
         persisted = number % self._persist_every == 0 or wait_for is Level.PERSISTED

@@ -203,6 +203,10 @@ class LocalTier:
             if had - has:
                 self._mark_all()  # It may be the source of others.
             gained.update((attempt, rank) for rank in has - had)
+            if attempt == self._persisting:
+                for rank in has - had:  # The part's own keeper may take its copy over from another holder.
+                    for holder in copies.holders[rank]:
+                        self._mark(holder)
             self._raise_level(copies, now_has, effects)
         self._dirty[keeper.info.id] = keeper
         for holder in self.keepers.placement.get(keeper.info.id, ()):

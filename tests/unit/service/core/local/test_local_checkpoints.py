@@ -459,3 +459,17 @@ def test_two_checkpoints_are_kept_on_a_single_node():
     for number in range(4):
         job.save(Attempt(1, number), 10 * number)
     assert [one.checkpoint.step for one in job.core.run(RUN).local.copies] == [20, 30]
+
+
+def test_part_is_persisted_by_one_keeper_when_its_own_comes_back():
+    job = Job()
+    job.connect_all()
+    job.commit(Attempt(1, 0), 10, persist_to="/shared")
+    for node in range(3):
+        job.report(node, Attempt(1, 0), {node})
+    job.follow(Attempt(1, 0))
+    job.report(2, Attempt(1, 0), set())
+    assert job.orders("k0").checkpoints[0].persist == (0, 2)
+    job.report(2, Attempt(1, 0), {2})
+    assert job.orders("k0").checkpoints[0].persist == (0,)
+    assert job.orders("k2").checkpoints[0].persist == (2,)

@@ -93,7 +93,9 @@ class Site:
 
     def _check(self, request: web.Request, *tokens: str) -> None:
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-        matches = [hmac.compare_digest(shown.encode(), token.encode()) for token in tokens if token]
+        matches = [
+            hmac.compare_digest(shown.encode("utf-8", "replace"), token.encode()) for token in tokens if token
+        ]
         if scheme.lower() != "bearer" or not any(matches):
             raise RefusedError(401, "this keeper serves only the keepers and ranks of its run")
 

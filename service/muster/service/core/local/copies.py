@@ -89,6 +89,11 @@ class Copies:
             }
 
     @property
+    def can_be_persisted(self) -> bool:
+        """Whether a connected keeper has each part that is not in shared storage."""
+        return self.is_whole or all(rank in self.persisted for rank in self.missing())
+
+    @property
     def is_all_persisted(self) -> bool:
         """Whether all parts are in shared storage."""
         return len(self.persisted) == self.checkpoint.world_size
@@ -109,23 +114,26 @@ MOST_KEPT = 6
 """Checkpoints that are kept at most beside the newest whole one, however far behind their copies are."""
 
 
-def surplus(copies: Collection[Copies]) -> list[Copies]:
+def surplus(copies: Collection[Copies], *, is_alone: bool = False) -> list[Copies]:
     """Return the checkpoints that need not be kept.
 
     The newest ``KEPT`` that are safe are kept, and all newer ones; the one that is being persisted; and the
-    newest whole one in any case.
+    newest whole one in any case. A persisted one that is newer than that is kept, too: a recovery prefers it.
 
     Args:
         copies: all checkpoints, from the oldest to the newest.
+        is_alone: whether the run has one node, where no copies are to be waited for.
     """
     kept: set[Attempt] = set()
     safe = 0
     for number, one in enumerate(reversed(list(copies))):
         if safe < KEPT and number < MOST_KEPT:
             kept.add(one.attempt)
-        safe += _is_safe(one)
+        safe += one.is_whole if is_alone else _is_safe(one)
     if (whole := newest_whole(copies)) is not None:
         kept.add(whole.attempt)
+        persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]
+        kept.update(attempt for attempt in persisted[-1:] if attempt > whole.attempt)
     if (persisting := next_to_persist(copies)) is not None:
         kept.add(persisting.attempt)
     return [one for one in copies if one.attempt not in kept]
@@ -138,9 +146,17 @@ def _is_safe(one: Copies) -> bool:
 
 
 def next_to_persist(copies: Iterable[Copies]) -> Copies | None:
-    """Return the oldest of the checkpoints that are to be persisted and still can be."""
+    """Return the oldest of the checkpoints that are to be persisted and still can be.
+
+    It is newer than all that are persisted: shared storage takes the last commit for the newest checkpoint.
+
+    Args:
+        copies: all checkpoints, from the oldest to the newest.
+    """
+    found = None
     for one in copies:
-        wanted = one.checkpoint.persist_to and one.level < Level.PERSISTED
-        if wanted and all(rank in one.persisted for rank in one.missing()):
-            return one
-    return None
+        if one.level is Level.PERSISTED:
+            found = None
+        elif found is None and one.checkpoint.persist_to and one.can_be_persisted:
+            found = one
+    return found

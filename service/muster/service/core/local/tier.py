@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from muster.service.core.local import refusals
 from muster.service.core.local.copies import Copies, next_to_persist, surplus
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.local.orders import orders_for, peers_of
+from muster.service.core.local.orders import committer, orders_for, peers_of
 from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, choose
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Notice, Refused
@@ -203,6 +203,10 @@ class LocalTier:
             if had - has:
                 self._mark_all()  # It may be the source of others.
             gained.update((attempt, rank) for rank in has - had)
+            if attempt == self._persisting:
+                for rank in has - had:  # The part's own keeper may take its copy over from another holder.
+                    for holder in copies.holders[rank]:
+                        self._mark(holder)
             self._raise_level(copies, now_has, effects)
         self._dirty[keeper.info.id] = keeper
         for holder in self.keepers.placement.get(keeper.info.id, ()):
@@ -387,7 +391,7 @@ class LocalTier:
     def _review(self, now: Instant, effects: Effects) -> None:
         """After each event: decide what is due, and tell the keepers whose orders have changed."""
         self._decide(now, effects)
-        for one in surplus(self.copies):
+        for one in surplus(self.copies, is_alone=len(self.keepers.current()) == 1):
             self._drop(one, effects)
             self._refuse_waiting(one, effects)
         copies = self.copies
@@ -396,13 +400,13 @@ class LocalTier:
             self._persisting = attempt
             self._mark_all()
         if persisting is not None and persisting.is_all_persisted:
-            self._mark_all()
+            self._mark(committer(persisting))
         floor = self._floor
         before = Attempt(floor.generation, floor.number + 1)
         for keeper in self._dirty.values():
             if keeper.session is None:
                 continue
-            orders = orders_for(keeper, self.keepers, copies, self._resumed, before)
+            orders = orders_for(keeper, self.keepers, copies, self._resumed, before, persisting)
             keeper.starves_for = self._without_source(keeper, orders)
             if orders != keeper.told:
                 keeper.told = orders
@@ -414,8 +418,8 @@ class LocalTier:
         found: set[tuple[Attempt, int]] = set()
         for order in orders.checkpoints:
             attempt = order.checkpoint.attempt
-            is_resumed = attempt == self._resumed
-            needed = set(range(order.checkpoint.world_size) if is_resumed else order.ranks)
+            is_loading = attempt == self._resumed and order is orders.checkpoints[-1]
+            needed = set(range(order.checkpoint.world_size) if is_loading else order.ranks)
             needed -= self._copies[attempt].counts(keeper.holdings.get(attempt))
             for source in order.sources:
                 needed.difference_update(source.ranks)

@@ -61,7 +61,7 @@ def test_the_environment_is_asked_too(told: list[KeeperSettings], monkeypatch: p
     [
         (("--listen=here",), "is not HOST:PORT"),
         (("--endpoint=nowhere",), "is not host:port"),
-        (("--quota=-1",), "-1 is not in the range"),
+        (("--quota=-1",), "greater than or equal to 0"),
     ],
 )
 def test_wrong_option_is_named(told: list[KeeperSettings], given: tuple[str, ...], said: str):

@@ -110,7 +110,7 @@ class Keeper:
         )
         self._stub.Report(request, timeout=PATIENCE)
 
-    def follow(self, number: int) -> None:
+    def follow(self, number: int, persisted_as: str = "") -> None:
         """Report all parts of a checkpoint that it is ordered to hold, once they are more than its own."""
 
         def ordered() -> list[int]:
@@ -120,7 +120,7 @@ class Keeper:
         with self._changed:
             assert self._changed.wait_for(lambda: len(ordered()) > 1, PATIENCE), self._orders
             ranks = ordered()
-        self.hold(number, ranks)
+        self.hold(number, ranks, persisted_as)
 
     def seen(self) -> local_pb2.LocalCheckpointServiceListResponse:
         """The local checkpoints and the keepers of the run."""
@@ -133,10 +133,12 @@ class Keeper:
         self._listener.join(PATIENCE)
 
 
-def save(keepers: list[Keeper], step: int, number: int, *, copies: bool = True) -> None:
+def save(
+    keepers: list[Keeper], step: int, number: int, *, copies: bool = True, persisted_as: str = ""
+) -> None:
     """Make a checkpoint, of which each keeper has its own part, and its copies if wished."""
     keepers[0].commit(step, number)
     for rank, keeper in enumerate(keepers):
         keeper.hold(number, [rank])
     for keeper in keepers if copies else ():
-        keeper.follow(number)
+        keeper.follow(number, persisted_as)

@@ -3,8 +3,9 @@
 It reaches the coordinator through a relay. A watcher runs beside it.
 
 Two workers pass barriers and save. One of them is usually late, and one save answers a request. A barrier is
-aborted. Another run is closed before it saves as requested. The coordinator serves with TLS, has its state in
-etcd, and has been restarted. At the end one rank stays away from an open barrier.
+aborted. Three keepers hold a local checkpoint. Another run is closed before it saves as requested. The
+coordinator serves with TLS, has its state in etcd, and has been restarted. At the end one rank
+stays away from an open barrier.
 """
 
 import json
@@ -17,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import grpc
+
 import muster.worker
 from lab.authority import Authority
+from lab.keepers import Keeper, save
 from lab.patience import PATIENCE, until
 from lab.processes.agents import Job
 from lab.processes.command import output
@@ -140,6 +144,9 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         # A coordinator that is one of several has some metrics more.
         cluster() as etcd,
         Coordinator(folder, state=etcd.state("watched"), session_ttl=3.0, extra=tls) as coordinator,
+        grpc.secure_channel(
+            coordinator.endpoint, grpc.ssl_channel_credentials(authority.ca.read_bytes())
+        ) as channel,
         Relay(folder, coordinator.endpoint) as relay,
         FakeAws() as cloud,
         Watcher(
@@ -159,6 +166,8 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         coordinator.stop()
         coordinator.start()
         agents = [job.agent("2") for _ in range(2)]
+        keepers = [Keeper(channel, number, 3, run_id=RUN, domain=f"rack-{number}") for number in range(3)]
+        save(keepers, 40, 1, persisted_as="s3://bucket/job1/step-40")
         _close_a_run(coordinator.endpoint)
         until(lambda: bool(prometheus.query(f'muster_sessions{{run="{RUN}"}} > 0')))
         output(coordinator.endpoint, "save", RUN)
@@ -169,6 +178,8 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         until(lambda: bool(prometheus.query(f"{waiting} and on (run, prefix) {done}")))
         until(lambda: bool(prometheus.query(f'muster_run_saved_step{{run="{RUN}"}}')))
         yield Watched(coordinator, relay, prometheus, began)
+        for keeper in keepers:
+            keeper.close()
         job.finish()
         assert [agent.wait() for agent in agents] == [0, 0], job.said()
 

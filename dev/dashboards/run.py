@@ -46,6 +46,7 @@ def build() -> Dashboard:
     _training(board)
     _rendezvous(board)
     _checkpoints(board)
+    _local_checkpoints(board)
     _saves(board)
     return board
 
@@ -338,6 +339,72 @@ def _checkpoints(board: Dashboard) -> None:
             Query(f"max(muster_checkpoint_write_seconds{{{R}}})", "slowest rank"),
             unit="s",
             width=6,
+        )
+    )
+
+
+def _local_checkpoints(board: Dashboard) -> None:
+    board.with_row(row("Local checkpoints"))
+    board.with_panel(
+        lines(
+            "Age by level",
+            "Age of the newest local checkpoint that has at least each level: the work that a loss costs.",
+            Query(f"max by (level) (muster_local_checkpoint_age_seconds{{{R}}})", "{{level}}"),
+            unit="s",
+            width=6,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Behind",
+            "Age of the oldest local checkpoint that waits for its copies or for shared storage. After "
+            "15 minutes there is an alert.",
+            Query(f"max(muster_local_checkpoint_behind_seconds{{{R}}})", "behind"),
+            unit="s",
+            width=6,
+        )
+    )
+    board.with_panel(
+        steps(
+            "Single copies and domains",
+            "Parts of the newest local checkpoint on one node only, and the fewest failure domains that hold "
+            "a part of the newest replicated one.",
+            Query(f"max(muster_local_checkpoint_single_copies{{{R}}})", "single copies"),
+            Query(f"min(muster_local_checkpoint_domains{{{R}}})", "domains"),
+            width=6,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Step by level",
+            "Step of the newest local checkpoint that has at least each level. `muster get checkpoints RUN` "
+            "shows what the others wait for.",
+            Query(f"max by (level) (muster_local_checkpoint_step{{{R}}})", "{{level}}"),
+            width=6,
+        )
+    )
+    board.with_panel(
+        steps(
+            "Keepers",
+            "Keepers of the run, by whether they are connected. `muster get keepers RUN` names their nodes.",
+            Query(f"sum by (state) (muster_keepers{{{R}}})", "{{state}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Keepers' space",
+            "Space that all keepers use together, and their quota.",
+            Query(f"sum(muster_keeper_disk_used_bytes{{{R}}})", "used"),
+            Query(f"sum(muster_keeper_disk_quota_bytes{{{R}}})", "quota"),
+            unit="bytes",
+        )
+    )
+    board.with_panel(
+        lines(
+            "Fullest keeper",
+            "Used part of the quota, at the keeper that is fullest. Beyond 90 % there is an alert.",
+            Query(f"max(muster_keeper_disk_used_ratio{{{R}}})", "fullest"),
+            unit="percentunit",
         )
     )
 

@@ -62,7 +62,7 @@ def test_rank_0_takes_the_notes_of_all_ranks(nodes: Nodes, service: FakeService)
     missing = a.post("/take", attempt="1-0", notes=[[1, "wrote-9"]])
     assert (missing.status, "rank 1" in missing.said["error"]) == (404, True)
     unknown = a.post("/take", attempt="1-0", notes=[[5, "wrote-5"]])
-    assert (unknown.status, "no keeper of rank 5" in unknown.said["error"]) == (404, True)
+    assert (unknown.status, "no keeper of rank 5" in unknown.said["error"]) == (503, True)
     outside = a.post("/take", attempt="1-0", notes=[[0, "../../keeper.json"]])
     assert outside.status == 404
 

@@ -181,7 +181,14 @@ class Job:
         node.told = node.attachment or node.told
         self.step(
             ConnectKeeper(
-                node.session, RUN, node.info, holdings, Disk(1, 2), node.is_complete, "secret", node.attachment
+                node.session,
+                RUN,
+                node.info,
+                holdings,
+                Disk(1, 2),
+                node.is_complete,
+                "secret",
+                node.attachment,
             )
         )
 

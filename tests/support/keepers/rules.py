@@ -70,8 +70,12 @@ class Rules:
         return max(whole, default=NONE)
 
     def newest_persisted(self) -> Attempt:
-        """The newest checkpoint that is known to be in shared storage."""
-        found = (attempt for attempt, one in self.known.items() if one.level is Level.PERSISTED)
+        """The newest checkpoint that a decision knew to be in shared storage, and that was not abandoned."""
+        found = (
+            attempt
+            for attempt, one in self.made.items()
+            if one.level is Level.PERSISTED and attempt not in self.abandoned
+        )
         return max(found, default=NONE)
 
     # ------------------------------------------------------------------ decisions
@@ -130,7 +134,7 @@ class Rules:
         else:
             last = record.attempt
             assert record.attempt == whole, "it is not the newest whole checkpoint"
-            assert record.attempt > persisted or self.known[record.attempt].level is Level.PERSISTED
+            assert record.attempt >= persisted, "a newer one in shared storage is not resumed from"
             self.decisions[key] = self.known[record.attempt].checkpoint
         self.abandoned.update(attempt for attempt in self.known if attempt > last)
 
@@ -158,6 +162,7 @@ class Rules:
 
     def check(self) -> None:
         """What must be so after each event."""
+        assert not self.abandoned & self.known.keys(), "an abandoned attempt is kept"
         uploads: set[tuple[Attempt, int]] = set()
         for node in self.connected():
             assert node.orders is not None, "a keeper is told its orders at once"

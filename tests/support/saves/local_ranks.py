@@ -277,16 +277,19 @@ class _Worker:
         level = self.saver.level(step)
         return None if level is None else str(level)
 
-    def resume(self) -> Any:
-        """The step, and whether every bit of the state is right; None: there is none."""
+    def resume(self) -> str:
+        """The step, where it came from, and whether each bit of the state is right."""
         state = self._state(0)
         state["weight"].to_local().zero_()
         found = self.saver.resume(state)
         if found is None:
-            return None
+            return "nothing"
         right = torch.equal(state["weight"].full_tensor(), weight_of(found.step))
         right = right and torch.equal(state["alike"], torch.full((100,), float(found.step)))
-        return found.step, right and state["step"] == found.step
+        if not right or state["step"] != found.step:
+            return f"wrong bits of step {found.step}"
+        local = Path(found.path).is_relative_to(self.identity.local)
+        return f"step {found.step}, {'local' if local else 'shared'}"
 
     def close(self) -> None:
         """Close."""

@@ -22,8 +22,8 @@ class Keeper:
     """Whether it has verified all that it found in its folder."""
     told: Orders | None = None
     """Its orders, as it was told them last."""
-    is_starving: bool = False
-    """Whether it is to hold a part that no connected keeper has."""
+    starves_for: set[tuple[Attempt, int]] = field(default_factory=set)
+    """The parts that it may need, and that no other connected keeper has."""
 
     @property
     def domain(self) -> str:

@@ -1,6 +1,6 @@
 """The local checkpoints of one run. It applies what keepers and ranks say, and decides levels and recoveries.
 
-It keeps invariant 21 (one recovery decision for each round) and invariant 22 (copies are verified before use).
+It keeps invariants 21 (one recovery decision for each round) and 22 (copies are verified before use).
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,6 +22,7 @@ from muster.service.core.vocabulary.local import (
     Level,
     LocalCheckpointRecord,
     LocalCommitted,
+    Orders,
     Recover,
     Recovered,
     RecoveryRecord,
@@ -29,8 +30,6 @@ from muster.service.core.vocabulary.local import (
     ReportTaken,
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
-
-FIRST = Attempt(0, 0)
 
 
 @dataclass(slots=True)
@@ -193,6 +192,7 @@ class LocalTier:
 
     def _set_holdings(self, keeper: Keeper, holdings: dict[Attempt, Holding], effects: Effects) -> None:
         before = keeper.holdings
+        gained: set[tuple[Attempt, int]] = set()
         keeper.holdings = {attempt: one for attempt, one in holdings.items() if one.ranks}
         for attempt in before.keys() | keeper.holdings.keys():
             was, now_has = before.get(attempt), keeper.holdings.get(attempt)
@@ -200,13 +200,17 @@ class LocalTier:
             if copies is None or was == now_has:
                 continue
             copies.change(keeper.info.id, was, now_has)
-            if copies.counts(was) - copies.counts(now_has):
+            had, has = copies.counts(was), copies.counts(now_has)
+            if had - has:
                 self._mark_all()  # It may be the source of others.
+            gained.update((attempt, rank) for rank in has - had)
             self._raise_level(copies, now_has, effects)
         self._dirty[keeper.info.id] = keeper
         for holder in self.keepers.placement.get(keeper.info.id, ()):
             self._mark(holder)
-        self._dirty.update((one.info.id, one) for one in self.keepers if one.is_starving)
+        if gained:
+            starving = (one for one in self.keepers if not one.starves_for.isdisjoint(gained))
+            self._dirty.update((one.info.id, one) for one in starving)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -346,9 +350,9 @@ class LocalTier:
         last = choice.attempt
         if last is None:
             persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]
-            last = persisted[-1] if persisted else FIRST
+            last = persisted[-1] if persisted else None
         for one in copies:
-            if one.attempt > last:
+            if last is None or one.attempt > last:
                 self._drop(one, effects)
                 self._refuse_waiting(one, effects)
         answer = self._answer(self.recovery)
@@ -398,19 +402,24 @@ class LocalTier:
             if keeper.session is None:
                 continue
             orders = orders_for(keeper, self.keepers, copies, self._resumed, before)
-            keeper.is_starving = any(
-                not any(rank in source.ranks for source in order.sources)
-                for order in orders.checkpoints
-                for rank in order.ranks
-                if rank
-                not in self._copies[order.checkpoint.attempt].counts(
-                    keeper.holdings.get(order.checkpoint.attempt)
-                )
-            )
+            keeper.starves_for = self._without_source(keeper, orders)
             if orders != keeper.told:
                 keeper.told = orders
                 effects.send(keeper.session, orders)
         self._dirty.clear()
+
+    def _without_source(self, keeper: Keeper, orders: Orders) -> set[tuple[Attempt, int]]:
+        """Return the parts that a keeper may need, and that no other connected keeper has."""
+        found: set[tuple[Attempt, int]] = set()
+        for order in orders.checkpoints:
+            attempt = order.checkpoint.attempt
+            is_resumed = attempt == self._resumed
+            needed = set(range(order.checkpoint.world_size) if is_resumed else order.ranks)
+            needed -= self._copies[attempt].counts(keeper.holdings.get(attempt))
+            for source in order.sources:
+                needed.difference_update(source.ranks)
+            found.update((attempt, rank) for rank in needed)
+        return found
 
     def _mark(self, keeper_id: str) -> None:
         keeper = self.keepers.find(keeper_id)

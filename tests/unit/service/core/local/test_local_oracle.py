@@ -82,9 +82,7 @@ class LocalCheckpoints(RuleBasedStateMachine):
 
     @rule(index=INDEX, which=INDEX)
     def damage(self, index: int, which: int) -> None:
-        parts = [
-            (folder, rank) for folder in self.node(index).disk.values() for rank in sorted(folder.parts)
-        ]
+        parts = [(folder, rank) for folder in self.node(index).disk.values() for rank in sorted(folder.parts)]
         if parts:
             folder, rank = parts[which % len(parts)]
             folder.parts[rank] = False

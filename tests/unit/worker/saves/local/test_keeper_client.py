@@ -132,7 +132,9 @@ def test_file_that_no_keeper_has_whole_is_absent(client: KeeperClient, keeper: F
 def test_damage_is_told(client: KeeperClient, keeper: FakeKeeper):
     with pytest.raises(FileNotFoundError):
         client.find(ATTEMPT, "a.distcp", PATIENCE, damaged=True)
-    assert keeper.asked == [("/fetch", {"attempt": "2-3", "name": "a.distcp", "pieces": True, "verify": True})]
+    assert keeper.asked == [
+        ("/fetch", {"attempt": "2-3", "name": "a.distcp", "pieces": True, "verify": True})
+    ]
 
 
 def test_fetch_gives_up_on_silent_sources_before_its_timeout(

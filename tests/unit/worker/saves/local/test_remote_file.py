@@ -20,7 +20,7 @@ class Keeper(http.server.BaseHTTPRequestHandler):
     requests: list[str]
     has_file: bool
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self.requests.append(self.path)
         if self.headers["Authorization"] != f"Bearer {TOKEN}" or not self.has_file:
             self.send_error(404)

@@ -66,6 +66,10 @@ class Site:
         self._transport = transport
         self._threads = threads
         self.token = token
+        self.is_ending = False
+        """Whether the process that the keeper follows has ended."""
+        self.was_asked = False
+        """Whether a rank has asked since then."""
         self.link: CoordinatorLink | None = None
         """None: the keeper still verifies what it has."""
 
@@ -165,6 +169,10 @@ class Site:
         generation, world_size, rank, replicas = (
             _number(said, key) for key in ("generation", "world_size", "rank", "replicas")
         )
+        if self.is_ending:
+            self.was_asked = True
+            self._keeper.changes.ring()
+            raise RefusedError(503, "the process that this keeper follows has ended, and so does the keeper")
         if self.link is None:
             raise RefusedError(503, "the keeper still verifies what it has")
         if not self._keeper.attach(generation, world_size, rank, replicas):

@@ -26,8 +26,8 @@ from muster.keeper.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
 
-THREADS = 12
-"""Threads that fetch and verify."""
+THREADS = 24
+"""Threads that fetch and verify. Half of them may wait for peers that have fallen silent."""
 FOLLOW_PACE = 1.0
 """Seconds between two looks at the process that is followed, where the kernel does not tell of its end."""
 LINGER = 120.0

@@ -1,6 +1,6 @@
 """One local checkpoint, and the connected keepers that have each of its parts."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from muster.service.core.vocabulary.local import Attempt, Holding, Level, LocalCheckpoint
 from muster.service.core.vocabulary.local import LocalCheckpointRecord as Record
@@ -12,11 +12,13 @@ class Copies:
     Args:
         record: the checkpoint.
         since: when it was made, or restored, on the monotonic clock.
+        is_restored: whether an earlier coordinator made it.
     """
 
-    def __init__(self, record: Record, since: float) -> None:
+    def __init__(self, record: Record, since: float, *, is_restored: bool = False) -> None:
         self.record = record
         self.since = since
+        self.is_restored = is_restored
         self.holders: list[set[str]] = [set() for _ in range(record.checkpoint.world_size)]
         """By rank: the ids of the connected keepers that have its part."""
         self.persisted: set[int] = set()
@@ -108,17 +110,27 @@ def newest_whole(copies: Iterable[Copies]) -> Copies | None:
     return found
 
 
+def newest_persisted(copies: Iterable[Copies]) -> Copies | None:
+    """Return the newest checkpoint in shared storage, of checkpoints from the oldest to the newest."""
+    found = None
+    for one in copies:
+        if one.level is Level.PERSISTED:
+            found = one
+    return found
+
+
 KEPT = 2
 """Checkpoints that are kept once they are as safe as asked for."""
 MOST_KEPT = 6
 """Checkpoints that are kept at most beside the newest whole one, however far behind their copies are."""
 
 
-def surplus(copies: Collection[Copies], *, is_alone: bool = False) -> list[Copies]:
+def surplus(copies: Sequence[Copies], *, is_alone: bool = False) -> list[Copies]:
     """Return the checkpoints that need not be kept.
 
-    The newest ``KEPT`` that are safe are kept, and all newer ones; the one that is being persisted; and the
-    newest whole one in any case. A persisted one that is newer than that is kept, too: a recovery prefers it.
+    The newest ``KEPT`` that are safe are kept, and all newer ones. So are the one that is being persisted,
+    the newest whole one, and the newest one in shared storage if it is newer than that. A restored one is
+    kept until a newer one is whole, because the keepers with its parts may not be back yet.
 
     Args:
         copies: all checkpoints, from the oldest to the newest.
@@ -126,14 +138,15 @@ def surplus(copies: Collection[Copies], *, is_alone: bool = False) -> list[Copie
     """
     kept: set[Attempt] = set()
     safe = 0
-    for number, one in enumerate(reversed(list(copies))):
+    for number, one in enumerate(reversed(copies)):
         if safe < KEPT and number < MOST_KEPT:
             kept.add(one.attempt)
         safe += one.is_whole if is_alone else _is_safe(one)
-    if (whole := newest_whole(copies)) is not None:
-        kept.add(whole.attempt)
-        persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]
-        kept.update(attempt for attempt in persisted[-1:] if attempt > whole.attempt)
+    whole, persisted = newest_whole(copies), newest_persisted(copies)
+    for one in copies:
+        is_last_resort = whole is None or one.attempt >= whole.attempt
+        if is_last_resort and (one is whole or one is persisted or one.is_restored):
+            kept.add(one.attempt)
     if (persisting := next_to_persist(copies)) is not None:
         kept.add(persisting.attempt)
     return [one for one in copies if one.attempt not in kept]
@@ -145,18 +158,18 @@ def _is_safe(one: Copies) -> bool:
     return one.level >= wanted and one.is_whole
 
 
-def next_to_persist(copies: Iterable[Copies]) -> Copies | None:
-    """Return the oldest of the checkpoints that are to be persisted and still can be.
+def next_to_persist(copies: Sequence[Copies]) -> Copies | None:
+    """Return the oldest of the checkpoints that are to be persisted and can be.
 
-    It is newer than all that are persisted: shared storage takes the last commit for the newest checkpoint.
+    Shared storage does not go back: one that is older than the newest one there is not persisted any more.
 
     Args:
         copies: all checkpoints, from the oldest to the newest.
     """
-    found = None
+    persisted = newest_persisted(copies)
     for one in copies:
-        if one.level is Level.PERSISTED:
-            found = None
-        elif found is None and one.checkpoint.persist_to and one.can_be_persisted:
-            found = one
-    return found
+        if persisted is not None and one.attempt < persisted.attempt:
+            continue
+        if one.checkpoint.persist_to and one.level < Level.PERSISTED and one.can_be_persisted:
+            return one
+    return None

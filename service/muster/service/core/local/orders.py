@@ -1,6 +1,6 @@
 """What each keeper is to hold, fetch and persist: pure functions of the keepers and the copies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper, Keepers
@@ -25,6 +25,7 @@ def orders_for(
     keepers: Keepers,
     copies: Sequence[Copies],
     resumed: Attempt | None,
+    everywhere: Mapping[str, Location],
     forget_before: Attempt,
     persisting: Copies | None,
 ) -> Orders:
@@ -38,6 +39,7 @@ def orders_for(
         keepers: all of the run.
         copies: the checkpoints that are kept, from the oldest to the newest.
         resumed: the checkpoint that the current generation resumes from; None: none.
+        everywhere: where all parts of that one are, by the ids of the keepers.
         forget_before: the oldest attempt that may still be committed.
         persisting: the checkpoint that keepers are to persist; None: none.
     """
@@ -47,7 +49,6 @@ def orders_for(
         held = one.counts(keeper.holdings.get(one.attempt))
         # Ranks have loaded it when they have made another one. Until then each may need parts of all.
         is_loading = one.attempt == resumed and one is copies[-1]
-        needed = range(one.checkpoint.world_size) if is_loading else sorted(wanted - held)
         persist: tuple[int, ...] = ()
         commit = False
         if one is persisting:
@@ -58,7 +59,9 @@ def orders_for(
                 one.checkpoint,
                 one.level,
                 tuple(sorted(wanted | held)),
-                _sources(keeper, keepers, one, needed, needs_manifest=bool(wanted - held)),
+                _elsewhere(keeper, everywhere)
+                if is_loading
+                else _sources(keeper, keepers, one, sorted(wanted - held)),
                 persist,
                 commit,
             )
@@ -81,15 +84,32 @@ def _wanted(keeper: Keeper, keepers: Keepers, one: Copies, resumed: Attempt | No
     return wanted
 
 
-def _sources(
-    keeper: Keeper, keepers: Keepers, one: Copies, needed: Iterable[int], *, needs_manifest: bool
-) -> tuple[Location, ...]:
+def locations_of(one: Copies, keepers: Keepers) -> dict[str, Location]:
+    """Return where all parts of a checkpoint are, and its manifest, by the ids of the keepers."""
+    ranks: dict[str, list[int]] = {}
+    for rank, holders in enumerate(one.holders):
+        for holder in holders:
+            ranks.setdefault(holder, []).append(rank)
+    ranks.setdefault(one.record.keeper_id, [])
+    found = ((keepers.find(keeper_id), ranks[keeper_id]) for keeper_id in sorted(ranks))
+    return {
+        keeper.info.id: Location(keeper.info.url, tuple(held))
+        for keeper, held in found
+        if keeper is not None and keeper.session is not None
+    }
+
+
+def _elsewhere(keeper: Keeper, everywhere: Mapping[str, Location]) -> tuple[Location, ...]:
+    return tuple(location for keeper_id, location in everywhere.items() if keeper_id != keeper.info.id)
+
+
+def _sources(keeper: Keeper, keepers: Keepers, one: Copies, needed: Sequence[int]) -> tuple[Location, ...]:
     by_keeper: dict[str, list[int]] = {}
     for rank in needed:
         for holder in sorted(one.holders[rank]):
             if holder != keeper.info.id:
                 by_keeper.setdefault(holder, []).append(rank)
-    if needs_manifest and one.record.keeper_id != keeper.info.id:
+    if needed and one.record.keeper_id != keeper.info.id:
         by_keeper.setdefault(one.record.keeper_id, [])
     found = []
     for keeper_id, ranks in by_keeper.items():

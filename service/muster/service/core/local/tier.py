@@ -1,6 +1,7 @@
 """The local checkpoints of one run. It applies what keepers and ranks say, and decides levels and recoveries.
 
-It keeps invariants 21 (one recovery decision for each round) and 22 (copies are verified before use).
+It keeps invariant 21 (one recovery decision for each round) and
+invariant 22 (copies are verified before use).
 """
 
 from dataclasses import dataclass, field, replace

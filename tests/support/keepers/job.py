@@ -1,4 +1,4 @@
-"""A job with local checkpoints around a core: nodes, keepers, ranks and a coordinator that may be restarted."""
+"""A job with local checkpoints around a core: nodes, keepers, ranks, and a coordinator that restarts."""
 
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -78,6 +78,13 @@ class Job:
         return sum(map(len, self.ranks.values()))
 
     @property
+    def most(self) -> Level:
+        """The highest level that its checkpoints can have."""
+        if self._persist_to:
+            return Level.PERSISTED
+        return Level.REPLICATED if self._replicas else Level.LOCAL
+
+    @property
     def resumed(self) -> LocalCheckpoint | None:
         """What the current generation was told to resume from last."""
         decided = [key for key in self.rules.decisions if key[0] == self.generation]
@@ -138,7 +145,7 @@ class Job:
             self.rules.on_commit(checkpoint, wanted, message)
 
     def _check_current(self) -> None:
-        """The keepers of the generation know one another, and where the checkpoint is that they resume from."""
+        """The keepers of the generation know one another, and where the parts are that they resume from."""
         current = [node for node in self.rules.connected() if self._is_current(node)]
         if sum(len(some(node.told).ranks) for node in current) < self.world_size:
             return
@@ -279,7 +286,7 @@ class Job:
             folder.persisted_as = f"step-{checkpoint.step}"
 
     def fetch(self, node: Node, order: Order, rank: int) -> bool:
-        """Get a part from the sources of an order; a source whose copy is damaged finds out, and reports it."""
+        """Get a part from the sources of an order. A source with a damaged copy finds out, and reports it."""
         for location in order.sources:
             source = next(one for one in self.nodes.values() if one.url == location.url)
             folder = source.disk.get(order.checkpoint.attempt)
@@ -364,7 +371,7 @@ class Job:
             self.hang_up()
 
     def load(self) -> bool:
-        """All ranks load what they were told; if one of them cannot, they will ask again. Returns whether they can."""
+        """All ranks load what they were told. Returns whether all can; else they will ask again."""
         resumed = self.rules.decisions[self.generation, self.number]
         loaded = [self._load(self.nodes[name], resumed) for name in self.ranks] if resumed else []
         self.is_training = all(loaded)
@@ -406,11 +413,8 @@ class Job:
             self.recover()
             self.load()
         assert self.is_training, "the job does not come back"
-        wanted = Level.LOCAL
-        if 0 < self._replicas < len(self.ranks):
-            wanted = Level.REPLICATED
-        if self._persist_to:
-            wanted = Level.PERSISTED
+        has_room = self._replicas < len(self.ranks)
+        wanted = self.most if has_room or self._persist_to else Level.LOCAL
         checkpoint = self.save()
         self.commit(checkpoint, wanted)
         for _ in range(20):

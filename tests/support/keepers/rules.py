@@ -1,4 +1,4 @@
-"""The rules of local checkpoints, held against what nodes have reported. Nothing here asks the core what it knows."""
+"""The rules of local checkpoints, held against what nodes have reported, and not against the core's state."""
 
 from collections.abc import Mapping, Sequence
 

@@ -15,6 +15,7 @@ from muster.service.core.vocabulary.local import (
     CommitLocal,
     ConnectKeeper,
     Holding,
+    Level,
     LocalCheckpoint,
     LocalEvent,
     Recover,
@@ -117,6 +118,7 @@ class LocalRequests:
     def _commit(self, event: CommitLocal, now: Instant, effects: Effects) -> None:
         self._checks.name("keeper_id", event.keeper_id)
         self._check_checkpoint(event.checkpoint)
+        _check_reachable(event.checkpoint, event.wait_for)
         run = self._registry.known(event.run_id)
         self._check_generation(run.generation, event.run_id, event.checkpoint.attempt.generation)
         self._tiers[event.session] = run.local
@@ -184,6 +186,14 @@ class LocalRequests:
             if value > MAX_BYTES:
                 raise invalid(f"checkpoint.{field}", value, f"it may be {MAX_BYTES}")
         _check_text("checkpoint.persist_to", checkpoint.persist_to, MAX_URL_BYTES, empty=True)
+
+
+def _check_reachable(checkpoint: LocalCheckpoint, wanted: Level) -> None:
+    """Refuse to wait for a level that the checkpoint can never have."""
+    if wanted is Level.PERSISTED and not checkpoint.persist_to:
+        raise invalid("wait_for", wanted.name, "the checkpoint is not to be persisted")
+    if wanted is Level.REPLICATED and not checkpoint.replicas and not checkpoint.persist_to:
+        raise invalid("wait_for", wanted.name, "the checkpoint is to have no copies")
 
 
 def _check_replicas(replicas: int) -> None:

@@ -1,6 +1,6 @@
 """One local checkpoint, and the connected keepers that have each of its parts."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from muster.service.core.vocabulary.local import Attempt, Holding, Level, LocalCheckpoint
 from muster.service.core.vocabulary.local import LocalCheckpointRecord as Record
@@ -12,11 +12,13 @@ class Copies:
     Args:
         record: the checkpoint.
         since: when it was made, or restored, on the monotonic clock.
+        is_restored: whether an earlier coordinator made it.
     """
 
-    def __init__(self, record: Record, since: float) -> None:
+    def __init__(self, record: Record, since: float, *, is_restored: bool = False) -> None:
         self.record = record
         self.since = since
+        self.is_restored = is_restored
         self.holders: list[set[str]] = [set() for _ in range(record.checkpoint.world_size)]
         """By rank: the ids of the connected keepers that have its part."""
         self.persisted: set[int] = set()
@@ -89,6 +91,11 @@ class Copies:
             }
 
     @property
+    def can_be_persisted(self) -> bool:
+        """Whether a connected keeper has each part that is not in shared storage."""
+        return self.is_whole or all(rank in self.persisted for rank in self.missing())
+
+    @property
     def is_all_persisted(self) -> bool:
         """Whether all parts are in shared storage."""
         return len(self.persisted) == self.checkpoint.world_size
@@ -103,29 +110,43 @@ def newest_whole(copies: Iterable[Copies]) -> Copies | None:
     return found
 
 
+def newest_persisted(copies: Iterable[Copies]) -> Copies | None:
+    """Return the newest checkpoint in shared storage, of checkpoints from the oldest to the newest."""
+    found = None
+    for one in copies:
+        if one.level is Level.PERSISTED:
+            found = one
+    return found
+
+
 KEPT = 2
 """Checkpoints that are kept once they are as safe as asked for."""
 MOST_KEPT = 6
 """Checkpoints that are kept at most beside the newest whole one, however far behind their copies are."""
 
 
-def surplus(copies: Collection[Copies]) -> list[Copies]:
+def surplus(copies: Sequence[Copies], *, is_alone: bool = False) -> list[Copies]:
     """Return the checkpoints that need not be kept.
 
-    The newest ``KEPT`` that are safe are kept, and all newer ones; the one that is being persisted; and the
-    newest whole one in any case.
+    The newest ``KEPT`` that are safe are kept, and all newer ones. So are the one that is being persisted,
+    the newest whole one, and the newest one in shared storage if it is newer than that. A restored one is
+    kept until a newer one is whole, because the keepers with its parts may not be back yet.
 
     Args:
         copies: all checkpoints, from the oldest to the newest.
+        is_alone: whether the run has one node, where no copies are to be waited for.
     """
     kept: set[Attempt] = set()
     safe = 0
-    for number, one in enumerate(reversed(list(copies))):
+    for number, one in enumerate(reversed(copies)):
         if safe < KEPT and number < MOST_KEPT:
             kept.add(one.attempt)
-        safe += _is_safe(one)
-    if (whole := newest_whole(copies)) is not None:
-        kept.add(whole.attempt)
+        safe += one.is_whole if is_alone else _is_safe(one)
+    whole, persisted = newest_whole(copies), newest_persisted(copies)
+    for one in copies:
+        is_last_resort = whole is None or one.attempt >= whole.attempt
+        if is_last_resort and (one is whole or one is persisted or one.is_restored):
+            kept.add(one.attempt)
     if (persisting := next_to_persist(copies)) is not None:
         kept.add(persisting.attempt)
     return [one for one in copies if one.attempt not in kept]
@@ -137,10 +158,18 @@ def _is_safe(one: Copies) -> bool:
     return one.level >= wanted and one.is_whole
 
 
-def next_to_persist(copies: Iterable[Copies]) -> Copies | None:
-    """Return the oldest of the checkpoints that are to be persisted and still can be."""
+def next_to_persist(copies: Sequence[Copies]) -> Copies | None:
+    """Return the oldest of the checkpoints that are to be persisted and can be.
+
+    Shared storage does not go back: one that is older than the newest one there is not persisted any more.
+
+    Args:
+        copies: all checkpoints, from the oldest to the newest.
+    """
+    persisted = newest_persisted(copies)
     for one in copies:
-        wanted = one.checkpoint.persist_to and one.level < Level.PERSISTED
-        if wanted and all(rank in one.persisted for rank in one.missing()):
+        if persisted is not None and one.attempt < persisted.attempt:
+            continue
+        if one.checkpoint.persist_to and one.level < Level.PERSISTED and one.can_be_persisted:
             return one
     return None

@@ -1,10 +1,10 @@
 """What each keeper is to hold, fetch and persist: pure functions of the keepers and the copies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-from muster.service.core.local.copies import Copies, next_to_persist
+from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.vocabulary.local import Attempt, Level, Location, Order, Orders, Peers
+from muster.service.core.vocabulary.local import Attempt, Location, Order, Orders, Peers
 
 
 def peers_of(keepers: Keepers, token: str) -> Peers:
@@ -25,7 +25,9 @@ def orders_for(
     keepers: Keepers,
     copies: Sequence[Copies],
     resumed: Attempt | None,
+    everywhere: Mapping[str, Location],
     forget_before: Attempt,
+    persisting: Copies | None,
 ) -> Orders:
     """Return all that a keeper is to hold.
 
@@ -37,26 +39,29 @@ def orders_for(
         keepers: all of the run.
         copies: the checkpoints that are kept, from the oldest to the newest.
         resumed: the checkpoint that the current generation resumes from; None: none.
+        everywhere: where all parts of that one are, by the ids of the keepers.
         forget_before: the oldest attempt that may still be committed.
+        persisting: the checkpoint that keepers are to persist; None: none.
     """
-    persisting = next_to_persist(copies)
     orders = []
     for one in copies:
         wanted = _wanted(keeper, keepers, one, resumed)
         held = one.counts(keeper.holdings.get(one.attempt))
-        is_resumed = one.attempt == resumed
-        needed = range(one.checkpoint.world_size) if is_resumed else sorted(wanted - held)
+        # Ranks have loaded it when they have made another one. Until then each may need parts of all.
+        is_loading = one.attempt == resumed and one is copies[-1]
         persist: tuple[int, ...] = ()
         commit = False
         if one is persisting:
             persist = tuple(rank for rank in sorted(held) if _persists(keeper, keepers, one, rank))
-            commit = one.is_all_persisted and _commits(keeper, one)
+            commit = one.is_all_persisted and committer(one) == keeper.info.id
         orders.append(
             Order(
                 one.checkpoint,
                 one.level,
                 tuple(sorted(wanted | held)),
-                _sources(keeper, keepers, one, needed, needs_manifest=bool(wanted - held)),
+                _elsewhere(keeper, everywhere)
+                if is_loading
+                else _sources(keeper, keepers, one, sorted(wanted - held)),
                 persist,
                 commit,
             )
@@ -79,15 +84,32 @@ def _wanted(keeper: Keeper, keepers: Keepers, one: Copies, resumed: Attempt | No
     return wanted
 
 
-def _sources(
-    keeper: Keeper, keepers: Keepers, one: Copies, needed: Iterable[int], *, needs_manifest: bool
-) -> tuple[Location, ...]:
+def locations_of(one: Copies, keepers: Keepers) -> dict[str, Location]:
+    """Return where all parts of a checkpoint are, and its manifest, by the ids of the keepers."""
+    ranks: dict[str, list[int]] = {}
+    for rank, holders in enumerate(one.holders):
+        for holder in holders:
+            ranks.setdefault(holder, []).append(rank)
+    ranks.setdefault(one.record.keeper_id, [])
+    found = ((keepers.find(keeper_id), ranks[keeper_id]) for keeper_id in sorted(ranks))
+    return {
+        keeper.info.id: Location(keeper.info.url, tuple(held))
+        for keeper, held in found
+        if keeper is not None and keeper.session is not None
+    }
+
+
+def _elsewhere(keeper: Keeper, everywhere: Mapping[str, Location]) -> tuple[Location, ...]:
+    return tuple(location for keeper_id, location in everywhere.items() if keeper_id != keeper.info.id)
+
+
+def _sources(keeper: Keeper, keepers: Keepers, one: Copies, needed: Sequence[int]) -> tuple[Location, ...]:
     by_keeper: dict[str, list[int]] = {}
     for rank in needed:
         for holder in sorted(one.holders[rank]):
             if holder != keeper.info.id:
                 by_keeper.setdefault(holder, []).append(rank)
-    if needs_manifest and one.record.keeper_id != keeper.info.id:
+    if needed and one.record.keeper_id != keeper.info.id:
         by_keeper.setdefault(one.record.keeper_id, [])
     found = []
     for keeper_id, ranks in by_keeper.items():
@@ -110,7 +132,6 @@ def _writes(keeper: Keeper | None, rank: int) -> bool:
     return keeper is not None and keeper.attachment is not None and rank in keeper.attachment.ranks
 
 
-def _commits(keeper: Keeper, one: Copies) -> bool:
-    """Whether a keeper is the one that commits in shared storage: the first that has anything of it."""
-    holders = {holder for of_rank in one.holders for holder in of_rank}
-    return one.level < Level.PERSISTED and min(holders, default="") == keeper.info.id
+def committer(one: Copies) -> str:
+    """Return the id of the keeper that commits in shared storage: the first with a part of it; or ""."""
+    return min({holder for of_rank in one.holders for holder in of_rank}, default="")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from muster.service.core.local import refusals
 from muster.service.core.local.copies import Copies, next_to_persist, surplus
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.local.orders import orders_for, peers_of
+from muster.service.core.local.orders import committer, locations_of, orders_for, peers_of
 from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, choose
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Notice, Refused
@@ -22,6 +22,7 @@ from muster.service.core.vocabulary.local import (
     Level,
     LocalCheckpointRecord,
     LocalCommitted,
+    Location,
     Orders,
     Recover,
     Recovered,
@@ -65,6 +66,8 @@ class LocalTier:
         """The commits that wait for a level."""
         self._persisting: Attempt | None = None
         """The checkpoint that keepers are told to persist."""
+        self._everywhere: tuple[Attempt, dict[str, Location]] | None = None
+        """Where all parts are of the checkpoint to resume from; None: it must be looked up."""
         self._dirty: dict[str, Keeper] = {}
         """The keepers whose orders may have changed in this step."""
 
@@ -114,7 +117,7 @@ class LocalTier:
 
     def restore(self, record: LocalCheckpointRecord, now: Instant) -> None:
         """Restore a checkpoint."""
-        self._copies[record.checkpoint.attempt] = Copies(record, now.monotonic)
+        self._copies[record.checkpoint.attempt] = Copies(record, now.monotonic, is_restored=True)
 
     def restore_recovery(self, record: RecoveryRecord) -> None:
         """Restore the last decision."""
@@ -136,6 +139,7 @@ class LocalTier:
         self._token = self._token or event.new_token
         keeper = self.keepers.add(event.keeper)
         keeper.session, keeper.told = event.session, None
+        self._everywhere = None
         keeper.holdings = {}
         keeper.disk, keeper.is_complete = event.disk, event.is_complete
         self._dirty[keeper.info.id] = keeper
@@ -166,6 +170,7 @@ class LocalTier:
         for keeper in self.keepers:
             if keeper.session == session:
                 keeper.session = keeper.told = None
+                self._everywhere = None
                 self._set_holdings(keeper, {}, effects)
                 self._mark_all()
                 self._review(now, effects)
@@ -199,10 +204,16 @@ class LocalTier:
             if copies is None or was == now_has:
                 continue
             copies.change(keeper.info.id, was, now_has)
+            if self._everywhere is not None and attempt == self._everywhere[0]:
+                self._everywhere = None
             had, has = copies.counts(was), copies.counts(now_has)
             if had - has:
                 self._mark_all()  # It may be the source of others.
             gained.update((attempt, rank) for rank in has - had)
+            if attempt == self._persisting:
+                for rank in has - had:  # The part's own keeper may take its copy over from another holder.
+                    for holder in copies.holders[rank]:
+                        self._mark(holder)
             self._raise_level(copies, now_has, effects)
         self._dirty[keeper.info.id] = keeper
         for holder in self.keepers.placement.get(keeper.info.id, ()):
@@ -387,7 +398,7 @@ class LocalTier:
     def _review(self, now: Instant, effects: Effects) -> None:
         """After each event: decide what is due, and tell the keepers whose orders have changed."""
         self._decide(now, effects)
-        for one in surplus(self.copies):
+        for one in surplus(self.copies, is_alone=len(self.keepers.current()) == 1):
             self._drop(one, effects)
             self._refuse_waiting(one, effects)
         copies = self.copies
@@ -396,30 +407,38 @@ class LocalTier:
             self._persisting = attempt
             self._mark_all()
         if persisting is not None and persisting.is_all_persisted:
-            self._mark_all()
+            self._mark(committer(persisting))
         floor = self._floor
         before = Attempt(floor.generation, floor.number + 1)
+        resumed, everywhere = self._locate_resumed()
         for keeper in self._dirty.values():
             if keeper.session is None:
                 continue
-            orders = orders_for(keeper, self.keepers, copies, self._resumed, before)
-            keeper.starves_for = self._without_source(keeper, orders)
+            orders = orders_for(keeper, self.keepers, copies, resumed, everywhere, before, persisting)
+            keeper.starves_for = self._without_source(orders)
             if orders != keeper.told:
                 keeper.told = orders
                 effects.send(keeper.session, orders)
         self._dirty.clear()
 
-    def _without_source(self, keeper: Keeper, orders: Orders) -> set[tuple[Attempt, int]]:
-        """Return the parts that a keeper may need, and that no other connected keeper has."""
+    def _locate_resumed(self) -> tuple[Attempt | None, dict[str, Location]]:
+        """Return the checkpoint that the current generation resumes from, and where its parts are."""
+        resumed = self._resumed
+        copies = self._copies.get(resumed) if resumed is not None else None
+        if copies is None:
+            return None, {}
+        if self._everywhere is None or self._everywhere[0] != resumed:
+            self._everywhere = copies.attempt, locations_of(copies, self.keepers)
+        return self._everywhere
+
+    def _without_source(self, orders: Orders) -> set[tuple[Attempt, int]]:
+        """Return the parts that a keeper with these orders may need, and that no connected keeper has."""
         found: set[tuple[Attempt, int]] = set()
         for order in orders.checkpoints:
             attempt = order.checkpoint.attempt
-            is_resumed = attempt == self._resumed
-            needed = set(range(order.checkpoint.world_size) if is_resumed else order.ranks)
-            needed -= self._copies[attempt].counts(keeper.holdings.get(attempt))
-            for source in order.sources:
-                needed.difference_update(source.ranks)
-            found.update((attempt, rank) for rank in needed)
+            copies = self._copies[attempt]
+            missing = copies.missing() if attempt == self._resumed else order.ranks
+            found.update((attempt, rank) for rank in missing if not copies.holders[rank])
         return found
 
     def _mark(self, keeper_id: str) -> None:

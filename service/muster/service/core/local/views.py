@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from muster.service.core.local.copies import Copies, next_to_persist
+from muster.service.core.local.copies import Copies, newest_persisted, next_to_persist
 from muster.service.core.local.keepers import Keeper
 from muster.service.core.local.tier import LocalTier
 from muster.service.core.vocabulary.local import (
@@ -91,6 +91,9 @@ def _pending(tier: LocalTier, one: Copies, persisting: Copies | None) -> str:
             return f"parts of ranks {ranges(short[:20])} have too few copies"
         return "the copies are in too few failure domains"
     if one.level < Level.PERSISTED and one.checkpoint.persist_to:
+        persisted = newest_persisted(tier.copies)
+        if persisted is not None and persisted.attempt > one.attempt:
+            return "is not persisted, because a later checkpoint is in shared storage"
         if one is not persisting:
             return "waits for an earlier checkpoint to be persisted"
         return f"parts of {len(one.persisted)} of {one.checkpoint.world_size} ranks are in shared storage"

@@ -101,7 +101,7 @@ class LocalCheckpoints(RuleBasedStateMachine):
     def save(self, wanted: Level, commits: bool) -> None:
         checkpoint = self.job.save()
         if commits:
-            self.job.commit(checkpoint, wanted)
+            self.job.commit(checkpoint, min(wanted, self.job.most))
 
     @precondition(lambda self: self.job.is_training)
     @rule()
@@ -162,4 +162,4 @@ class LocalCheckpoints(RuleBasedStateMachine):
 
 
 TestLocalCheckpoints = LocalCheckpoints.TestCase
-TestLocalCheckpoints.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLocalCheckpoints.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -119,7 +119,15 @@ class LocalTier:
             number: of the save, the same on all ranks.
             attempt: the save's.
             wait_for: the level that it waits for. One that waits for shared storage goes there in any case.
+
+        Raises:
+            ValueError: no local save of this job gets that level.
         """
+        if wait_for is Level.REPLICATED and not self._replicas:
+            raise ValueError(
+                'wait_for = "replicated" with replicas=0: no save gets there. Give replicas=1 or more, '
+                "or wait for another level."
+            )
         persisted = number % self._persist_every == 0 or wait_for is Level.PERSISTED
         terms = Terms(
             self._replicas,

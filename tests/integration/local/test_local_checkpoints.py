@@ -198,3 +198,21 @@ def test_keepers_that_die_while_ranks_load_change_nothing_but_the_time(job: Loca
         time.sleep(chance.uniform(0.0, 0.3))
         victim.kill_keeper()
         assert [rank.answer() for rank in job.ranks] == [f"step {step}, local"] * 3
+
+
+@pytest.mark.timeout(900)
+def test_keepers_that_die_while_ranks_save_fail_no_save(job: LocalJob, thorough: bool):
+    chance = random.Random(34)
+    job.begin(persist_every=3)
+    for step in range(1, 41 if thorough else 6):
+        assert job.all("save", step=step, wait_for="replicated") == [None] * 3
+        for rank in job.ranks:
+            rank.tell("finalize")
+        time.sleep(chance.uniform(0.0, 0.3))
+        job.nodes[chance.randrange(3)].kill_keeper()
+        assert [rank.answer() for rank in job.ranks] == [[step]] * 3
+    job.kill()
+    job.nodes[chance.randrange(3)].lose()
+    job.hide_shared()
+    job.begin()
+    assert job.all("resume") == [f"step {step}, local"] * 3

@@ -203,7 +203,8 @@ class Rules:
         for location in orders[0].sources:
             for rank in location.ranks:
                 sources.setdefault(rank, set()).add(location.url)
-        self._check_sources(resumed, set(range(resumed.world_size)), sources, node)
+        held = {rank for rank in range(resumed.world_size) if node in self.holders(resumed, rank)}
+        self._check_sources(resumed, set(range(resumed.world_size)) - held, sources, node)
 
     def _check_sources(
         self, checkpoint: LocalCheckpoint, needed: set[int], sources: Mapping[int, set[str]], node: Node

@@ -111,7 +111,8 @@ class Keepers:
         if self._placed == (nodes, replicas):
             return False
         self._placed = nodes, replicas
-        self.placement = place(nodes, replicas, self.placement or self._previous)
+        previous = self.placement or self._previous or self._found(current)
+        self.placement = place(nodes, replicas, previous)
         self._origins = {}
         for origin, holders in self.placement.items():
             for holder in holders:
@@ -121,6 +122,19 @@ class Keepers:
     def origins(self, keeper: Keeper) -> Sequence[Keeper]:
         """Return the keepers whose parts are copied to a keeper."""
         return self._origins.get(keeper.info.id, ())
+
+    def _found(self, current: Sequence[Keeper]) -> dict[str, tuple[str, ...]]:
+        """Return the placement of an earlier coordinator, by what keepers have of the current generation."""
+        holders: dict[int, dict[str, None]] = {}
+        for keeper in current:
+            for holding in keeper.holdings.values():
+                if holding.attempt.generation == self.generation:
+                    for rank in holding.ranks:
+                        holders.setdefault(rank, {})[keeper.info.id] = None
+        return {
+            keeper.info.id: tuple(holders.get(min(self.ranks_of(keeper.info.id), default=-1), ()))
+            for keeper in current
+        }
 
     def _forget_former(self) -> None:
         """In a new generation: forget the keepers that are away. The placement is made again."""

@@ -101,3 +101,26 @@ def test_newest_persisted_checkpoint_is_kept_while_no_newer_one_is_whole():
         save(job)
         work(job, "k0", "k1")
     assert persisted.attempt in job.rules.known
+
+
+def test_copies_stay_where_they_are_when_the_coordinator_restarts():
+    job = Job([""] * 6, 1, "")
+    for node in job.nodes.values():
+        job.connect(node)
+        job.verify_all(node)
+    job.start([(node, 1) for node in job.nodes.values()], job.nodes.values())
+    job.settle()
+    job.disconnect(job.nodes["k2"])
+    rest = [node for node in job.nodes.values() if node.session is not None]
+    job.start([(node, 1) for node in rest], rest)
+    job.recover()
+    job.load()
+    before = save(job)
+    work(job)
+    places = {node.name: node.reported[before.attempt].ranks for node in rest}
+    job.restart_coordinator()
+    for node in reversed(rest):
+        job.connect(node)
+    after = save(job)
+    work(job)
+    assert {node.name: node.reported[after.attempt].ranks for node in rest} == places

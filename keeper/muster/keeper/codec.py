@@ -5,13 +5,22 @@ from collections.abc import Iterable
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.manifest import ManifestReference
 from muster.keeper.reporting import Report
-from muster.keeper.vocabulary import Attachment, Holding, LocalCheckpoint, Location, Order, Orders, Peers
+from muster.keeper.vocabulary import (
+    PERSISTED,
+    Attachment,
+    Holding,
+    LocalCheckpoint,
+    Location,
+    Order,
+    Orders,
+    Peers,
+)
 from muster.v1 import local_pb2 as pb
 
 LEVELS = {
     pb.DURABILITY_LEVEL_LOCAL: "local",
     pb.DURABILITY_LEVEL_REPLICATED: "replicated",
-    pb.DURABILITY_LEVEL_PERSISTED: "persisted",
+    pb.DURABILITY_LEVEL_PERSISTED: PERSISTED,
 }
 
 

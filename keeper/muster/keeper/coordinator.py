@@ -33,6 +33,8 @@ FIRST_ANSWER = 15.0
 """Seconds from the opening of the stream to its first message."""
 CALL_TIMEOUT = 10.0
 """Seconds for one report."""
+REOPENS = frozenset({"KEEPER_NOT_CONNECTED"})
+"""Reasons for which another stream is opened at once."""
 REFUSED_PAUSE = 5.0
 """Seconds before the next try after a refusal that another try may not change."""
 
@@ -121,7 +123,7 @@ class CoordinatorLink:
         fault = self._credentials.fault(error.details() or "")
         # A look-up of a name may take long, and must not stop the loop.
         pause = await asyncio.to_thread(search_on, search, error, str(fault or ""))
-        if reason and reason not in ELSEWHERE:
+        if reason and reason not in ELSEWHERE | REOPENS:
             self._say(error.details() or reason)
             return max(pause, REFUSED_PAUSE)
         self._say(search.said)

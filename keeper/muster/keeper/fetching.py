@@ -54,7 +54,7 @@ class Piece:
     """A run of whole segments of a file."""
 
     offset: int
-    """Of the first byte that is not there yet."""
+    """Where its first byte is that is not there yet."""
     segments: list[Segment]
     """Those that are not there yet, in order."""
 

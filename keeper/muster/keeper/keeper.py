@@ -24,7 +24,15 @@ from muster.keeper.orders import (
     holding,
 )
 from muster.keeper.reporting import Report
-from muster.keeper.vocabulary import Attachment, Head, LocalCheckpoint, Orders, Peers, attempt_name
+from muster.keeper.vocabulary import (
+    PERSISTED,
+    Attachment,
+    Head,
+    LocalCheckpoint,
+    Orders,
+    Peers,
+    attempt_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -160,12 +168,15 @@ class Keeper:
                 task.cancel()
             self.files.cancel()
 
-    def outstanding_persists(self) -> bool:
-        """Return whether orders to copy to shared storage are not carried out yet."""
-        orders = self.files.orders
-        if orders is None:
-            return False
-        return any(map(_persists, decide(Situation(orders, self._kept(orders)))))
+    def persists(self) -> bool:
+        """Return whether a checkpoint that is here has yet to be committed in shared storage."""
+        orders = {} if self.files.orders is None else self.files.orders.orders
+        holdings = self.report().holdings
+        return any(
+            order.checkpoint.persist_to and order.level != PERSISTED and holdings[attempt].ranks
+            for attempt, order in orders.items()
+            if attempt in holdings
+        )
 
     def _kept(self, orders: Orders) -> Mapping[SaveAttempt, Kept]:
         attempts = self.files.folder.attempts() | set(orders.orders)

@@ -26,8 +26,8 @@ from muster.keeper.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
 
-THREADS = 12
-"""Threads that fetch and verify."""
+THREADS = 24
+"""Threads that fetch and verify. Half of them may wait for peers that have fallen silent."""
 FOLLOW_PACE = 1.0
 """Seconds between two looks at the process that is followed, where the kernel does not tell of its end."""
 LINGER = 120.0
@@ -80,7 +80,7 @@ async def run_keeper(settings: KeeperSettings) -> None:
         folder.announce(url_of("http", "127.0.0.1", ranks_port), site.token, keeper.id)
         logger.info("keeping %s in %s, at %s", settings.run_id, folder.path, address.url)
         if settings.follow:
-            stack.callback(loop.create_task(_follow(settings.follow, keeper, stop)).cancel)
+            stack.callback(loop.create_task(_follow(settings.follow, keeper, site, stop)).cancel)
         await _until(stop, _work(settings, keeper, site, address))
 
 
@@ -134,11 +134,15 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
         await working
 
 
-async def _follow(process: int, keeper: Keeper, stop: asyncio.Event) -> None:
-    """Stop when a process has ended, and what was ordered is in shared storage."""
+async def _follow(process: int, keeper: Keeper, site: Site, stop: asyncio.Event) -> None:
+    """Stop when a process has ended, and what is to be persisted is in shared storage.
+
+    A rank of the next process does not wait for that: its keeper must not end before it does.
+    """
     await _ended(process)
     logger.info("process %d has ended", process)
-    await keeper.changes.until(lambda: not keeper.outstanding_persists(), LINGER)
+    site.is_ending = True
+    await keeper.changes.until(lambda: site.was_asked or not keeper.persists(), LINGER)
     stop.set()
 
 

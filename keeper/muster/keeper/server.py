@@ -3,9 +3,12 @@
 import asyncio
 import hmac
 import logging
+import os
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +27,8 @@ MAX_BODY = 64 * 2**20
 """Bytes of a request: `take` names the notes of all ranks."""
 MAX_NOTE = 2**30
 """Bytes of a note."""
+PIECE = 2**20
+"""Bytes that are encrypted at once."""
 MAX_NUMBER = 2**31 - 1
 ATTACH_PATIENCE = 5.0
 """Seconds that an `attach` waits for the coordinator."""
@@ -61,6 +66,10 @@ class Site:
         self._transport = transport
         self._threads = threads
         self.token = token
+        self.is_ending = False
+        """Whether the process that the keeper follows has ended."""
+        self.was_asked = False
+        """Whether a rank has asked since then."""
         self.link: CoordinatorLink | None = None
         """None: the keeper still verifies what it has."""
 
@@ -93,7 +102,9 @@ class Site:
 
     def _check(self, request: web.Request, *tokens: str) -> None:
         scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-        matches = [hmac.compare_digest(shown.encode(), token.encode()) for token in tokens if token]
+        matches = [
+            hmac.compare_digest(shown.encode("utf-8", "replace"), token.encode()) for token in tokens if token
+        ]
         if scheme.lower() != "bearer" or not any(matches):
             raise RefusedError(401, "this keeper serves only the keepers and ranks of its run")
 
@@ -113,7 +124,34 @@ class Site:
             await self._keeper.files.verify_again(attempt, name)
         if not self._keeper.files.has(attempt, name):
             raise RefusedError(404, f"no verified {name} of {attempt_name(attempt)} is here")
-        return web.FileResponse(self._keeper.files.folder.file(attempt, name))
+        path = self._keeper.files.folder.file(attempt, name)
+        return await self._encrypted(request, path) if request.secure else web.FileResponse(path)
+
+    async def _encrypted(self, request: web.Request, path: Path) -> web.StreamResponse:
+        """Send a file over TLS. There is no ``sendfile``, for which asyncio would read 16 KiB at a time."""
+        try:
+            asked = request.http_range
+        except ValueError as error:
+            raise RefusedError(416, str(error)) from error
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            first, end, _ = asked.indices(size)
+            if first >= end and asked != slice(None, None, 1):
+                raise RefusedError(416, f"{path.name} has {size} bytes")
+            response = web.StreamResponse(status=200 if asked == slice(None, None, 1) else 206)
+            response.content_length = end - first
+            if response.status == 206:
+                response.headers["Content-Range"] = f"bytes {first}-{end - 1}/{size}"
+            await response.prepare(request)
+            while first < end:
+                piece = await self._in_thread(
+                    partial(os.pread, file.fileno(), min(PIECE, end - first), first)
+                )
+                if not piece:
+                    break
+                await response.write(piece)
+                first += len(piece)
+        return response
 
     async def _note(self, request: web.Request) -> web.StreamResponse:
         self._check(request, self._keeper.peers.token, self.token)
@@ -133,6 +171,10 @@ class Site:
         generation, world_size, rank, replicas = (
             _number(said, key) for key in ("generation", "world_size", "rank", "replicas")
         )
+        if self.is_ending:
+            self.was_asked = True
+            self._keeper.changes.ring()
+            raise RefusedError(503, "the process that this keeper follows has ended, and so does the keeper")
         if self.link is None:
             raise RefusedError(503, "the keeper still verifies what it has")
         if not self._keeper.attach(generation, world_size, rank, replicas):

@@ -10,6 +10,8 @@ from muster.checkpoint.containment import check_name
 from muster.checkpoint.directory import METADATA
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
 
+PERSISTED = "persisted"
+"""The level of a checkpoint that is committed in shared storage."""
 HEAD = (MANIFEST, METADATA)
 """The files that belong to no rank. A keeper that has any part of a checkpoint has both."""
 FIRST = SaveAttempt(0, 0)

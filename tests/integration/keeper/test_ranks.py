@@ -1,13 +1,15 @@
 """What ranks ask their keeper for: to attach, for notes of other ranks, and how it stands."""
 
 import base64
-import os
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
-from lab.patience import PATIENCE, until
-from lab.processes.keeper import Keeper
+import pytest
+
+from lab.patience import until
+from muster.v1 import local_pb2 as pb
 from tests.support.keeping.checkpoints import made_checkpoint
 from tests.support.keeping.fake_service import FakeService
 from tests.support.keeping.nodes import Nodes, order
@@ -80,12 +82,53 @@ def test_status_names_checkpoints_with_their_levels(nodes: Nodes, service: FakeS
     assert status["free"] > 0
 
 
-def test_keeper_ends_with_the_process_that_it_follows(nodes: Nodes, service: FakeService):
-    sleeper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    a = Keeper(nodes.folder / "a", service.endpoint, "job", f"--follow={sleeper.pid}")
-    with a:
-        service.connected(a.id)
-        os.kill(sleeper.pid, signal.SIGKILL)
-        sleeper.wait(timeout=PATIENCE)
-        assert a.ended() == 0
-        assert not (a.folder / "keeper.json").exists()
+@pytest.fixture
+def followed() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process for a keeper to follow."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as sleeper:
+        yield sleeper
+        sleeper.kill()
+
+
+def test_keeper_ends_with_the_process_that_it_follows(nodes: Nodes, followed: "subprocess.Popen[bytes]"):
+    a = nodes.add("a", f"--follow={followed.pid}")
+    followed.kill()
+    assert a.ended() == 0
+    assert not (a.folder / "keeper.json").exists()
+
+
+def test_keeper_commits_in_shared_storage_before_it_ends(
+    nodes: Nodes, service: FakeService, followed: "subprocess.Popen[bytes]", tmp_path: Path
+):
+    a = nodes.add("a", f"--follow={followed.pid}", ranks=[0], world_size=1)
+    made = made_checkpoint(world_size=1)
+    made.write(a.folder, [0], head=True)
+    shared = str(tmp_path / "shared")
+    service.push(a.id, order(made, [0], persist_to=shared))
+    service.holds(a.id, made, [0])
+    followed.kill()
+    a.logged("has ended")
+    service.push(a.id, order(made, [0], persist=[0], persist_to=shared))
+    until(lambda: list(getattr(service.holding(a.id, made), "persisted_ranks", [])) == [0])
+    service.push(a.id, order(made, [0], commit=True, persist_to=shared))
+    until(lambda: getattr(service.holding(a.id, made), "persisted_as", ""))
+    persisted = order(made, [0], persist_to=shared)
+    persisted.level = pb.DURABILITY_LEVEL_PERSISTED
+    service.push(a.id, persisted)
+    assert a.ended() == 0
+    assert (tmp_path / "shared" / "step-0000000010").exists()
+
+
+def test_keeper_that_has_nothing_to_follow_leaves_its_folder_to_the_next_rank(
+    nodes: Nodes, service: FakeService, followed: "subprocess.Popen[bytes]", tmp_path: Path
+):
+    a = nodes.add("a", f"--follow={followed.pid}", ranks=[0], world_size=1)
+    made = made_checkpoint(world_size=1)
+    made.write(a.folder, [0], head=True)
+    service.push(a.id, order(made, [0], persist_to=str(tmp_path / "shared")))
+    service.holds(a.id, made, [0])
+    followed.kill()
+    a.logged("has ended")
+    answer = a.post("/attach", generation=2, world_size=1, rank=0, replicas=1)
+    assert (answer.status, "has ended" in answer.said["error"]) == (503, True)
+    assert a.ended() == 0

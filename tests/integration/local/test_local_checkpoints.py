@@ -1,5 +1,7 @@
 """Jobs that resume from their nodes' disks: real ranks, keepers and coordinator."""
 
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -19,6 +21,7 @@ def job(tmp_path: Path, coordinator: Coordinator) -> Iterator[LocalJob]:
         yield made
 
 
+@pytest.mark.also_through_relay
 def test_job_resumes_without_shared_storage_after_a_node_and_its_disk_are_lost(job: LocalJob):
     assert job.begin(per_node=2) == [None] * 6
     assert job.all("resume") == ["nothing"] * 6
@@ -176,3 +179,40 @@ def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path
         chaos = Chaos(job, coordinator, Random(7))
         for _ in range(3):
             chaos.round()
+
+
+@pytest.mark.timeout(900)
+def test_keepers_that_die_while_ranks_load_change_nothing_but_the_time(job: LocalJob, thorough: bool):
+    """One node has lost its disk, and a keeper dies at any moment of the resume."""
+    chance = random.Random(33)
+    job.begin(persist_every=1000)
+    job.save(1, wait_for="replicated")
+    for step in range(2, 42 if thorough else 6):
+        job.save(step, wait_for="replicated")
+        job.kill()
+        job.nodes[chance.randrange(3)].lose()
+        victim = job.nodes[chance.randrange(3)]
+        job.begin(persist_every=1000)
+        for rank in job.ranks:
+            rank.tell("resume")
+        time.sleep(chance.uniform(0.0, 0.3))
+        victim.kill_keeper()
+        assert [rank.answer() for rank in job.ranks] == [f"step {step}, local"] * 3
+
+
+@pytest.mark.timeout(900)
+def test_keepers_that_die_while_ranks_save_fail_no_save(job: LocalJob, thorough: bool):
+    chance = random.Random(34)
+    job.begin(persist_every=3)
+    for step in range(1, 41 if thorough else 6):
+        assert job.all("save", step=step, wait_for="replicated") == [None] * 3
+        for rank in job.ranks:
+            rank.tell("finalize")
+        time.sleep(chance.uniform(0.0, 0.3))
+        job.nodes[chance.randrange(3)].kill_keeper()
+        assert [rank.answer() for rank in job.ranks] == [[step]] * 3
+    job.kill()
+    job.nodes[chance.randrange(3)].lose()
+    job.hide_shared()
+    job.begin()
+    assert job.all("resume") == [f"step {step}, local"] * 3

@@ -37,7 +37,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
 
     Args:
         port: default: a free one.
-        tls: who signs the certificates of keepers, and its own certificate; default: no TLS.
+        tls: the authority of the keepers' certificates, and its own certificate; default: no TLS.
     """
 
     def __init__(self, port: int = 0, tls: tuple[Authority, Pair] | None = None) -> None:

@@ -77,8 +77,9 @@ class Node:
             path.write_bytes(data)
 
     def remove(self, attempt: str, name: str) -> None:
-        """Remove a file, if it is here."""
-        (self.kept / attempt / name).unlink(missing_ok=True)
+        """Remove a file, if it is here, or all of it was fetched already."""
+        for one in (name, f".{name}.fetch"):
+            (self.kept / attempt / one).unlink(missing_ok=True)
 
     def log(self) -> str:
         """What its keepers have logged."""

@@ -66,7 +66,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def test_the_wheel_is_pure_and_small(built: Built):
     assert re.fullmatch(r"muster_coordinator-[\w.]+-py3-none-any\.whl", built.wheel.name)
-    assert built.wheel.stat().st_size < 1_000 * 1024, "the last release's is kept in the repository"
+    assert built.wheel.stat().st_size < 1_200 * 1024, "the last release's is kept in the repository"
 
 
 @pytest.mark.parametrize("package", SOURCES)

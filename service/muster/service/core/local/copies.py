@@ -91,6 +91,11 @@ class Copies:
             }
 
     @property
+    def can_be_persisted(self) -> bool:
+        """Whether a connected keeper has each part that is not in shared storage."""
+        return self.is_whole or all(rank in self.persisted for rank in self.missing())
+
+    @property
     def is_all_persisted(self) -> bool:
         """Whether all parts are in shared storage."""
         return len(self.persisted) == self.checkpoint.world_size
@@ -120,7 +125,7 @@ MOST_KEPT = 6
 """Checkpoints that are kept at most beside the newest whole one, however far behind their copies are."""
 
 
-def surplus(copies: Sequence[Copies]) -> list[Copies]:
+def surplus(copies: Sequence[Copies], *, is_alone: bool = False) -> list[Copies]:
     """Return the checkpoints that need not be kept.
 
     The newest ``KEPT`` that are safe are kept, and all newer ones. So are the one that is being persisted,
@@ -129,13 +134,14 @@ def surplus(copies: Sequence[Copies]) -> list[Copies]:
 
     Args:
         copies: all checkpoints, from the oldest to the newest.
+        is_alone: whether the run has one node, where no copies are to be waited for.
     """
     kept: set[Attempt] = set()
     safe = 0
     for number, one in enumerate(reversed(copies)):
         if safe < KEPT and number < MOST_KEPT:
             kept.add(one.attempt)
-        safe += _is_safe(one)
+        safe += one.is_whole if is_alone else _is_safe(one)
     whole, persisted = newest_whole(copies), newest_persisted(copies)
     for one in copies:
         is_last_resort = whole is None or one.attempt >= whole.attempt
@@ -164,7 +170,6 @@ def next_to_persist(copies: Sequence[Copies]) -> Copies | None:
     for one in copies:
         if persisted is not None and one.attempt < persisted.attempt:
             continue
-        wanted = one.checkpoint.persist_to and one.level < Level.PERSISTED
-        if wanted and all(rank in one.persisted for rank in one.missing()):
+        if one.checkpoint.persist_to and one.level < Level.PERSISTED and one.can_be_persisted:
             return one
     return None

@@ -100,7 +100,7 @@ class Keepers:
         return len(ranks) == world_size
 
     def place(self) -> bool:
-        """Decide which keepers get copies of whose parts, with few changes to what was decided before.
+        """Decide which keepers get copies of the parts of each one, with few changes to the last placement.
 
         Returns:
             Whether anything that counts for that has changed.

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from muster.service.core.local.copies import Copies, next_to_persist
+from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.vocabulary.local import Attempt, Level, Location, Order, Orders, Peers
+from muster.service.core.vocabulary.local import Attempt, Location, Order, Orders, Peers
 
 
 def peers_of(keepers: Keepers, token: str) -> Peers:
@@ -27,6 +27,7 @@ def orders_for(
     resumed: Attempt | None,
     everywhere: Mapping[str, Location],
     forget_before: Attempt,
+    persisting: Copies | None,
 ) -> Orders:
     """Return all that a keeper is to hold.
 
@@ -40,25 +41,26 @@ def orders_for(
         resumed: the checkpoint that the current generation resumes from; None: none.
         everywhere: where all parts of that one are, by the ids of the keepers.
         forget_before: the oldest attempt that may still be committed.
+        persisting: the checkpoint that keepers are to persist; None: none.
     """
-    persisting = next_to_persist(copies)
     orders = []
     for one in copies:
         wanted = _wanted(keeper, keepers, one, resumed)
         held = one.counts(keeper.holdings.get(one.attempt))
-        is_resumed = one.attempt == resumed
+        # Ranks have loaded it when they have made another one. Until then each may need parts of all.
+        is_loading = one.attempt == resumed and one is copies[-1]
         persist: tuple[int, ...] = ()
         commit = False
         if one is persisting:
             persist = tuple(rank for rank in sorted(held) if _persists(keeper, keepers, one, rank))
-            commit = one.is_all_persisted and _commits(keeper, one)
+            commit = one.is_all_persisted and committer(one) == keeper.info.id
         orders.append(
             Order(
                 one.checkpoint,
                 one.level,
                 tuple(sorted(wanted | held)),
                 _elsewhere(keeper, everywhere)
-                if is_resumed
+                if is_loading
                 else _sources(keeper, keepers, one, sorted(wanted - held)),
                 persist,
                 commit,
@@ -130,7 +132,6 @@ def _writes(keeper: Keeper | None, rank: int) -> bool:
     return keeper is not None and keeper.attachment is not None and rank in keeper.attachment.ranks
 
 
-def _commits(keeper: Keeper, one: Copies) -> bool:
-    """Whether a keeper is the one that commits in shared storage: the first that has anything of it."""
-    holders = {holder for of_rank in one.holders for holder in of_rank}
-    return one.level < Level.PERSISTED and min(holders, default="") == keeper.info.id
+def committer(one: Copies) -> str:
+    """Return the id of the keeper that commits in shared storage: the first with a part of it; or ""."""
+    return min({holder for of_rank in one.holders for holder in of_rank}, default="")

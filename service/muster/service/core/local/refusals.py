@@ -5,7 +5,10 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 
 def attempt_superseded(run_id: str, attempt: Attempt) -> Refusal:
-    """Return the refusal of a checkpoint that is not newer than all others: invariant 21."""
+    """Return the refusal of a checkpoint that is not newer than all others.
+
+    It keeps invariant 21 (one recovery decision for each round).
+    """
     return Refusal(
         Reason.ATTEMPT_SUPERSEDED,
         f"attempt {attempt.generation}-{attempt.number} to save run {run_id} is over: a later attempt was "

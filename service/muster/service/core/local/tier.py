@@ -1,6 +1,7 @@
 """The local checkpoints of one run. It applies what keepers and ranks say, and decides levels and recoveries.
 
-It keeps invariants 21 (one recovery decision for each round) and 22 (copies are verified before use).
+It keeps invariant 21 (one recovery decision for each round) and
+invariant 22 (copies are verified before use).
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from muster.service.core.local import refusals
 from muster.service.core.local.copies import Copies, next_to_persist, surplus
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.local.orders import locations_of, orders_for, peers_of
+from muster.service.core.local.orders import committer, locations_of, orders_for, peers_of
 from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, choose
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Notice, Refused
@@ -409,7 +410,7 @@ class LocalTier:
     def _review(self, now: Instant, effects: Effects) -> None:
         """After each event: decide what is due, and tell the keepers whose orders have changed."""
         self._decide(now, effects)
-        for one in surplus(self.copies):
+        for one in surplus(self.copies, is_alone=len(self.keepers.current()) == 1):
             self._drop(one, effects)
             self._refuse_waiting(one, effects)
         copies = self.copies
@@ -418,14 +419,14 @@ class LocalTier:
             self._persisting = attempt
             self._mark_all()
         if persisting is not None and persisting.is_all_persisted:
-            self._mark_all()
+            self._mark(committer(persisting))
         floor = self._floor
         before = Attempt(floor.generation, floor.number + 1)
         resumed, everywhere = self._locate_resumed()
         for keeper in self._dirty.values():
             if keeper.session is None:
                 continue
-            orders = orders_for(keeper, self.keepers, copies, resumed, everywhere, before)
+            orders = orders_for(keeper, self.keepers, copies, resumed, everywhere, before, persisting)
             keeper.starves_for = self._without_source(orders)
             if orders != keeper.told:
                 keeper.told = orders

@@ -30,14 +30,7 @@ from muster.service.core.vocabulary.effects import (
     Standing,
 )
 from muster.service.core.vocabulary.events import Disconnected, JoinRendezvous
-from muster.service.core.vocabulary.model import (
-    Closed,
-    Instant,
-    NodeStanding,
-    RendezvousSettings,
-    SessionId,
-    Stopped,
-)
+from muster.service.core.vocabulary.model import Closed, Instant, NodeStanding, RendezvousSettings, Stopped
 from muster.service.core.vocabulary.records import (
     ForgetParticipant,
     ForgetRound,
@@ -161,7 +154,7 @@ class Rendezvous:
             departed = (one for one in self.departed if one.info.incarnation == ask.node.incarnation)
             raise refusals.not_in_round(ask, next(departed, None))
         if node is not None and ask.attempt == node.attempt:
-            self._move_to(ask.session, node, now, effects)
+            self._move_to(ask, node, now, effects)
             self._send_place(node, effects)
             if self.complete and node.standing is NodeStanding.PARTICIPANT:
                 # The count may have changed while the stream was lost, even to 0.
@@ -176,7 +169,7 @@ class Rendezvous:
             node = Node(ask.node, ask.attempt, ask.settings, ask.session, now.monotonic, 0.0, 0)
         else:
             self._vacate(node, effects)
-            self._move_to(ask.session, node, now, effects)
+            self._move_to(ask, node, now, effects)
             node.info, node.attempt = ask.node, ask.attempt
         if alone:
             self.settings = ask.settings
@@ -323,11 +316,11 @@ class Rendezvous:
         if node.session is not None:
             effects.send(node.session, Refused(refusal, final=True))
 
-    def _move_to(self, session: SessionId, node: Node, now: Instant, effects: Effects) -> None:
+    def _move_to(self, ask: JoinRendezvous, node: Node, now: Instant, effects: Effects) -> None:
         """Move a node to a new stream, and end the one before."""
         if node.session is not None:
             effects.send(node.session, Refused(refusals.replaced(node), final=True))
-        node.connect(session, now.monotonic)
+        node.connect(ask.session, now.monotonic)
 
     def _send_place(self, node: Node, effects: Effects) -> None:
         if node.session is None:

@@ -393,3 +393,83 @@ def test_parts_of_anything_else_do_not_count(holding: Holding):
     session = job.session()
     job.step(ReportKeeper(session, RUN, "k2", (holding,), True))
     assert job.core.run(RUN).local.copies[0].missing() == [2]
+
+
+def test_checkpoint_is_not_persisted_after_a_newer_one():
+    job = Job(replicas=0)
+    job.connect_all()
+    old, new = Attempt(1, 0), Attempt(1, 1)
+    for attempt, step in ((old, 10), (new, 20)):
+        job.commit(attempt, step, persist_to="/shared")
+    for node in range(3):
+        job.report(node, new, {node}, persisted_ranks=frozenset({node}))
+    job.report(0, new, {0}, persisted_ranks=frozenset({0}), persisted_as="/shared/step-20")
+    assert job.level(new) is Level.PERSISTED
+    for node in range(3):
+        job.report(node, old, {node})
+    assert [one.persist for one in job.orders("k0").checkpoints if one.checkpoint.attempt == old] == [()]
+
+
+def test_persisted_checkpoint_newer_than_the_newest_whole_one_is_not_forgotten():
+    job = Job(replicas=0)
+    job.connect_all()
+    whole, persisted = Attempt(1, 0), Attempt(1, 1)
+    job.save(whole, 10)
+    job.commit(persisted, 20, persist_to="/shared")
+    for node in range(3):
+        job.report(node, persisted, {node}, persisted_ranks=frozenset({node}))
+    job.report(0, persisted, {0}, persisted_ranks=frozenset({0}), persisted_as="/shared/step-20")
+    job.report(2, persisted, set())
+    for number in range(2, 9):
+        job.commit(Attempt(1, number), 10 + 10 * number)
+    asked = job.recover(1)
+    job.now += 6
+    job.step(Tick())
+    assert chosen(job, asked) is None, "step 20 in shared storage is newer than step 10"
+
+
+def test_decision_waits_no_longer_when_all_calls_ended_and_came_back():
+    job = Job(replicas=0)
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.commit(Attempt(1, 1), 20)
+    first = job.recover(1)
+    job.now += 4
+    job.step(Disconnected(first))
+    again = job.recover(1)
+    job.now += 2
+    job.step(Tick())
+    assert chosen(job, again) == Attempt(1, 0)
+
+
+def test_sources_of_all_parts_are_told_only_until_all_ranks_have_loaded():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.recover(1)
+    (order,) = job.orders("k0").checkpoints
+    assert {rank for source in order.sources for rank in source.ranks} == {0, 1, 2}
+    job.commit(Attempt(1, 1), 20)
+    assert job.orders("k0").checkpoints[0].sources == ()
+
+
+def test_two_checkpoints_are_kept_on_a_single_node():
+    job = Job(nodes=1)
+    job.connect_all()
+    for number in range(4):
+        job.save(Attempt(1, number), 10 * number)
+    assert [one.checkpoint.step for one in job.core.run(RUN).local.copies] == [20, 30]
+
+
+def test_part_is_persisted_by_one_keeper_when_its_own_comes_back():
+    job = Job()
+    job.connect_all()
+    job.commit(Attempt(1, 0), 10, persist_to="/shared")
+    for node in range(3):
+        job.report(node, Attempt(1, 0), {node})
+    job.follow(Attempt(1, 0))
+    job.report(2, Attempt(1, 0), set())
+    assert job.orders("k0").checkpoints[0].persist == (0, 2)
+    job.report(2, Attempt(1, 0), {2})
+    assert job.orders("k0").checkpoints[0].persist == (0,)
+    assert job.orders("k2").checkpoints[0].persist == (2,)

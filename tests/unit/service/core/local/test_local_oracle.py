@@ -1,4 +1,7 @@
-"""Local checkpoints against a model that knows which bytes are where: invariants 21 and 22."""
+"""Local checkpoints against a model that knows which bytes are where.
+
+Invariant 21 (one recovery decision for each round) and invariant 22 (copies are verified before use).
+"""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -349,6 +349,12 @@ def test_unknown_level_is_refused(job: LocalJob):
     job.save(2)
 
 
+def test_level_that_no_save_gets_is_refused(job: LocalJob):
+    job.begin(replicas=0)
+    heard = job.all(lambda one, rank: one.save(1, state(1, rank), wait_for="replicated"))
+    assert [type(one) for one in heard] == [ValueError] * 3
+
+
 def test_second_group_has_no_local_saves(job: LocalJob):
     job.begin()
     seat = job.seats[0].sibling("another")

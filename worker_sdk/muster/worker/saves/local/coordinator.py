@@ -139,7 +139,8 @@ class LocalCheckpointCalls:
                 why = search.said or explain(error)
                 if (refused := _refused(error, self._endpoint)) is not None:
                     raise refused from None
-                waits = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                # A call that ran out of time has waited: its answer may come at any moment.
+                waits = deadline - time.monotonic() <= left - attempt
             if time.monotonic() + PAUSE >= deadline:
                 raise ConnectError(
                     f"the coordinator at {self._endpoint} did not {what} within {timeout:g} s; last error: "
@@ -147,7 +148,7 @@ class LocalCheckpointCalls:
                 )
             if not waits:
                 outage.failed(why)
-            time.sleep(PAUSE)
+                time.sleep(PAUSE)
 
 
 def _refused(error: grpc.RpcError, endpoint: str) -> MusterError | None:

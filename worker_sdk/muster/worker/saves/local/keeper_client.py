@@ -154,6 +154,11 @@ class KeeperClient:
             if one["step"] is not None  # Else the coordinator has not told the keeper of it.
         ]
 
+    @property
+    def life(self) -> KeeperLife | None:
+        """The keeper that was found last; None if it has failed since."""
+        return self._life
+
     def close(self) -> None:
         """Close the connections."""
         with self._lock:

@@ -1,6 +1,7 @@
 """The local tier of a :class:`Checkpointer`: its keeper, its saves and its recovery."""
 
 import logging
+import weakref
 from pathlib import Path
 
 from muster.checkpoint.committed import SaveAttempt
@@ -11,6 +12,7 @@ from muster.worker.saves.local.coordinator import LocalCheckpointCalls
 from muster.worker.saves.local.folder import LocalFolder
 from muster.worker.saves.local.keeper_client import KeeperClient, is_answered
 from muster.worker.saves.local.keeper_process import KeeperProcess, keeper_command
+from muster.worker.saves.local.keeper_watch import KeeperWatch
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local.local_load import LocalLoad
 from muster.worker.saves.local.local_storage import LocalStorage, PendingLocal, Terms
@@ -74,10 +76,16 @@ class LocalTier:
         self._folder.make()
         endpoint = barrier.config.endpoint
         command = keeper_command(self._folder, barrier.run_id, endpoint)
-        self._keeper = KeeperClient(KeeperProcess(self._folder, command, is_answered))
+        keeper = self._keeper = KeeperClient(KeeperProcess(self._folder, command, is_answered))
         self._calls = LocalCheckpointCalls(endpoint, barrier.run_id)
         self._storage = LocalStorage(self._folder, self._keeper, self._calls, barrier.rank, timeout)
         self.attach()
+        attach = weakref.WeakMethod(self.attach)
+        self._watch = KeeperWatch(
+            lambda: keeper.life, lambda: again() if (again := attach()) is not None else None
+        )
+        # A tier that nobody closes is not kept by its watch.
+        weakref.finalize(self, self._watch.stop).atexit = False
 
     def attach(self) -> None:
         """Have a keeper keep what this rank writes; start one if it has ended.
@@ -111,7 +119,15 @@ class LocalTier:
             number: of the save, the same on all ranks.
             attempt: the save's.
             wait_for: the level that it waits for. One that waits for shared storage goes there in any case.
+
+        Raises:
+            ValueError: no local save of this job gets that level.
         """
+        if wait_for is Level.REPLICATED and not self._replicas:
+            raise ValueError(
+                'wait_for = "replicated" with replicas=0: no save gets there. Give replicas=1 or more, '
+                "or wait for another level."
+            )
         persisted = number % self._persist_every == 0 or wait_for is Level.PERSISTED
         terms = Terms(
             self._replicas,
@@ -150,6 +166,7 @@ class LocalTier:
 
     def close(self) -> None:
         """Close the connections to the keeper, which goes on."""
+        self._watch.close()
         self._keeper.close()
 
 

@@ -1,6 +1,6 @@
 """Measure the core's part in a save and in a recovery of 512 nodes with 8 ranks each: time and memory.
 
-Run it from the root of the repository: `python -m benchmarks.local_plan`. It uses no sockets and no disk.
+Run it from the root of the repository: `python -m benchmarks.local.plan`. It uses no sockets and no disk.
 """
 
 import argparse

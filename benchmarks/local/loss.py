@@ -1,4 +1,4 @@
-"""How long a job does not train after it has lost a node with its disk: ``python -m benchmarks.local``.
+"""How long a job does not train after it has lost a node with its disk: ``python -m benchmarks.local.loss``.
 
 Four nodes of two ranks train and save, each rank a part of its own, 1 GiB together, and a spare stands by.
 Then a node is killed with its agent, ranks and keeper, and its disk is wiped. Jobs: Muster with local
@@ -29,7 +29,7 @@ from benchmarks.processes.local_rank import EVERY
 from benchmarks.recovery import family, shown, wall
 from lab.processes.coordinator import Coordinator, free_port
 
-RANK = Path(__file__).parent / "processes" / "local_rank.py"
+RANK = Path(__file__).parent.parent / "processes" / "local_rank.py"
 NODES, PER_NODE = 4, 2
 WORLD_SIZE = NODES * PER_NODE
 PATIENCE = 300.0

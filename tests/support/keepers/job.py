@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.local.tier import ORDERS_PAUSE
 from muster.service.core.vocabulary.effects import Effects, Message, Refused
 from muster.service.core.vocabulary.events import Disconnected, Event, Tick
 from muster.service.core.vocabulary.local import (
@@ -106,8 +107,9 @@ class Job:
                 self._deliver(session, delivery.message)
                 if session == own:
                     answers.append(delivery.message)
-        self.rules.check()
-        self._check_current()
+        if not isinstance(event, Disconnected):  # Orders follow a moment later.
+            self.rules.check()
+            self._check_current()
         return answers
 
     @property
@@ -208,6 +210,7 @@ class Job:
             session = node.session
             node.break_stream()
             self.step(Disconnected(session))
+            self.wait(2 * ORDERS_PAUSE)
 
     def attach(self, node: Node) -> None:
         """The ranks of the current generation attach to their keeper, if it runs on a node of theirs."""

@@ -23,6 +23,8 @@ class Copies:
         """By rank: the ids of the connected keepers that have its part."""
         self.persisted: set[int] = set()
         """The ranks whose parts are in shared storage."""
+        self.is_given_up = False
+        """Whether nobody tries to persist it any more."""
         self._missing = record.checkpoint.world_size
         self._short = record.checkpoint.world_size
         """The number of ranks whose parts are on fewer nodes than was asked for."""
@@ -41,6 +43,11 @@ class Copies:
     def level(self) -> Level:
         """How safe it is."""
         return self.record.level
+
+    @property
+    def is_wanted_in_shared_storage(self) -> bool:
+        """Whether it is to be persisted, and is not yet."""
+        return bool(self.checkpoint.persist_to) and self.level < Level.PERSISTED and not self.is_given_up
 
     @property
     def is_whole(self) -> bool:
@@ -170,6 +177,6 @@ def next_to_persist(copies: Sequence[Copies]) -> Copies | None:
     for one in copies:
         if persisted is not None and one.attempt < persisted.attempt:
             continue
-        if one.checkpoint.persist_to and one.level < Level.PERSISTED and one.can_be_persisted:
+        if one.is_wanted_in_shared_storage and one.can_be_persisted:
             return one
     return None

@@ -1,7 +1,7 @@
 """The keepers of a run: which are connected, for which ranks they keep parts, and what they have."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from muster.service.core.local.placement import Node, place
 from muster.service.core.vocabulary.local import Attachment, Attempt, Disk, Holding, KeeperInfo, Orders
@@ -84,6 +84,11 @@ class Keepers:
         """Attach a keeper to ranks. Returns whether that changes anything."""
         if keeper.attachment == attachment or attachment.generation < self.generation:
             return False
+        for other in self.current() if attachment.generation == self.generation else ():
+            known = other.attachment
+            if other is not keeper and known is not None and known.ranks & attachment.ranks:
+                # The rank was moved to another node within its generation.
+                other.attachment = replace(known, ranks=known.ranks - attachment.ranks)
         keeper.attachment = attachment
         if attachment.generation > self.generation:
             self.generation = attachment.generation

@@ -34,6 +34,11 @@ from muster.service.core.vocabulary.local import (
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
 
+ORDERS_PAUSE = 0.05
+"""Seconds for which orders are collected after a keeper was lost."""
+PERSIST_PATIENCE = 900.0
+"""Seconds without progress after which a checkpoint is not persisted, if a newer one waits for its turn."""
+
 
 @dataclass(slots=True)
 class PendingRecovery:
@@ -68,6 +73,8 @@ class LocalTier:
         """The commits that wait for a level."""
         self._persisting: Attempt | None = None
         """The checkpoint that keepers are told to persist."""
+        self._progress: tuple[tuple[Attempt, int], float] | None = None
+        """How far that is, and since when, on the monotonic clock."""
         self._everywhere: tuple[Attempt, dict[str, Location]] | None = None
         """Where all parts are of the checkpoint to resume from; None: it must be looked up."""
         self._dirty: dict[str, Keeper] = {}
@@ -175,7 +182,9 @@ class LocalTier:
                 self._everywhere = None
                 self._set_holdings(keeper, {}, effects)
                 self._mark_all()
-                self._review(now, effects)
+                # Many keepers may be lost at once, as at a job's end. One round of orders is enough for them.
+                self._timers.arm(self, now.monotonic + ORDERS_PAUSE)
+                self._decide(now, effects)
                 return
 
     def _attach(self, keeper: Keeper, attachment: Attachment) -> bool:
@@ -414,14 +423,15 @@ class LocalTier:
             self._drop(one, effects)
             self._refuse_waiting(one, effects)
         copies = self.copies
-        persisting = next_to_persist(copies)
+        persisting = self._next_to_persist(copies, now, effects)
         if (attempt := persisting.attempt if persisting is not None else None) != self._persisting:
             self._persisting = attempt
             self._mark_all()
         if persisting is not None and persisting.is_all_persisted:
             self._mark(committer(persisting))
-        floor = self._floor
-        before = Attempt(floor.generation, floor.number + 1)
+        newest = self.newest
+        # A coordinator that knows of no checkpoint has lost its state, or is another one: nothing is deleted.
+        before = Attempt(0, 0) if newest is None else Attempt(newest.generation, newest.number + 1)
         resumed, everywhere = self._locate_resumed()
         for keeper in self._dirty.values():
             if keeper.session is None:
@@ -432,6 +442,28 @@ class LocalTier:
                 keeper.told = orders
                 effects.send(keeper.session, orders)
         self._dirty.clear()
+
+    def _next_to_persist(self, copies: list[Copies], now: Instant, effects: Effects) -> Copies | None:
+        """Return the checkpoint that keepers are to persist. One without progress gives its turn up."""
+        persisting = next_to_persist(copies)
+        if persisting is None:
+            self._progress = None
+            return None
+        reached = persisting.attempt, len(persisting.persisted)
+        if self._progress is None or self._progress[0] != reached:
+            self._progress = reached, now.monotonic
+        until = self._progress[1] + PERSIST_PATIENCE
+        if now.monotonic < until:
+            self._timers.arm(self, until)
+            return persisting
+        newer = [one for one in copies if one.attempt > persisting.attempt]
+        if not any(one.is_wanted_in_shared_storage for one in newer):
+            return persisting
+        persisting.is_given_up = True
+        step = persisting.checkpoint.step
+        why = f"step {step} is not persisted: shared storage took nothing of it for {PERSIST_PATIENCE:g} s"
+        effects.notices.append(Notice("checkpoint.given_up", self.run_id, why))
+        return self._next_to_persist(copies, now, effects)
 
     def _locate_resumed(self) -> tuple[Attempt | None, dict[str, Location]]:
         """Return the checkpoint that the current generation resumes from, and where its parts are."""

@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.local.tier import ORDERS_PAUSE
 from muster.service.core.vocabulary.effects import Effects, Message, Refused
 from muster.service.core.vocabulary.events import Disconnected, Event, Tick
 from muster.service.core.vocabulary.local import (
@@ -90,8 +91,11 @@ class Job:
         for node in range(self.nodes):
             self.connect(node, generation=generation)
 
-    def lose(self, node: int) -> None:
-        self.step(Disconnected(self.sessions.pop(f"k{node}")))
+    def lose(self, *nodes: int) -> None:
+        for node in nodes:
+            self.step(Disconnected(self.sessions.pop(f"k{node}")))
+        self.now += 2 * ORDERS_PAUSE
+        self.step(Tick())
 
     def report(self, node: int, attempt: Attempt, ranks: set[int], **more: object) -> Message:
         session = self.session()
@@ -473,3 +477,42 @@ def test_part_is_persisted_by_one_keeper_when_its_own_comes_back():
     job.report(2, Attempt(1, 0), {2})
     assert job.orders("k0").checkpoints[0].persist == (0,)
     assert job.orders("k2").checkpoints[0].persist == (2,)
+
+
+def test_lost_keepers_lead_to_one_round_of_orders():
+    job = Job(nodes=4)
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    job.recover(1)
+    told = len(job.sent[job.sessions["k0"]])
+    job.lose(1, 2, 3)
+    assert len(job.sent[job.sessions["k0"]]) == told + 1
+
+
+def test_checkpoint_that_cannot_be_persisted_gives_its_turn_up():
+    job = Job(replicas=0)
+    job.connect_all()
+    for number in range(2):
+        job.commit(Attempt(1, number), 10 * number, persist_to="/shared")
+        for node in range(3):
+            job.report(node, Attempt(1, number), {node})
+    assert [one.checkpoint.step for one in job.orders("k0").checkpoints if one.persist] == [0]
+    job.now += 901
+    job.step(Tick())
+    assert [one.checkpoint.step for one in job.orders("k0").checkpoints if one.persist] == [10]
+
+
+def test_coordinator_that_has_lost_its_state_has_nothing_deleted():
+    job = Job()
+    job.connect_all(generation=3)
+    assert job.orders("k0").forget_before == Attempt(0, 0)
+
+
+def test_rank_that_moves_within_its_generation_is_its_new_nodes():
+    job = Job()
+    job.connect_all()
+    session = job.session()
+    moved = Attachment(1, 3, frozenset({0, 1}), 1)
+    job.step(ReportKeeper(session, RUN, "k1", (), True, moved))
+    peers = [one for one in job.sent[job.sessions["k2"]] if isinstance(one, Peers)][-1]
+    assert [one.ranks for one in peers.keepers] == [(), (0, 1), (2,)]

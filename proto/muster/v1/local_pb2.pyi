@@ -277,7 +277,7 @@ class KeepRequest(google.protobuf.message.Message):
 
     @property
     def attachment(self) -> global___Attachment:
-        """The ranks that it keeps for; unset: none yet."""
+        """The ranks that it keeps for; unset: those of its life before, if it had one."""
 
     @property
     def holdings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Holding]:

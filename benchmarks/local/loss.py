@@ -28,6 +28,7 @@ from benchmarks.processes import slow_bucket
 from benchmarks.processes.local_rank import EVERY
 from benchmarks.recovery import family, shown, wall
 from lab.processes.coordinator import Coordinator, free_port
+from muster.checkpoint.inventory import inventory_of
 
 RANK = Path(__file__).parent.parent / "processes" / "local_rank.py"
 NODES, PER_NODE = 4, 2
@@ -146,16 +147,20 @@ def wait(job: Job, done: Callable[[], bool], lost: int | None = None) -> bool:
     return False
 
 
-def is_saved(job: Job, coordinator: Coordinator | None, saves: int) -> bool:
-    """Return whether all ranks are far beyond the save of that number, and it is safe."""
-    ranks = job.ranks()
-    if len(ranks) < WORLD_SIZE or min(len(rank.steps) for rank in ranks) < saves * EVERY + EVERY // 2:
-        return False
-    if job.kind != "local":
-        return True
-    assert coordinator is not None
-    said = f"step {saves * EVERY} is REPLICATED"
-    return any(line.get("reason") == said for line in coordinator.log("checkpoint.level"))
+def is_saved(job: Job, coordinator: Coordinator | None, step: int) -> bool:
+    """Return whether a step is as safe as the job makes it."""
+    folder = job.folder / "checkpoints"
+    match job.kind:
+        case "local":
+            assert coordinator is not None
+            said = f"step {step} is REPLICATED"
+            return any(line.get("reason") == said for line in coordinator.log("checkpoint.level"))
+        case "shared":
+            return any(
+                one.step == step for one in inventory_of(f"{slow_bucket.SCHEME}://{folder}").checkpoints()
+            )
+        case _:
+            return (folder / str(step) / ".metadata").exists()
 
 
 def recover(kind: str, size: int) -> Recovery:
@@ -173,10 +178,11 @@ def recover(kind: str, size: int) -> Recovery:
         time.sleep(1.0)  # Its store, if there is one, is on the first node.
         for _ in range(NODES - 1):
             job.start()
-        if not wait(job, lambda: is_saved(job, coordinator, 2)):
+        if not wait(job, lambda: len(job.ranks()) >= WORLD_SIZE):
             raise RuntimeError(f"{kind} does not train: {(folder / 'agent-0.log').read_text()[-2000:]}")
-        job.start()
-        time.sleep(10.0)  # The spare stands by.
+        job.start()  # The spare stands by.
+        if not wait(job, lambda: is_saved(job, coordinator, 2 * EVERY)):
+            raise RuntimeError(f"{kind} does not save: {(folder / 'agent-0.log').read_text()[-2000:]}")
         last = max(rank.steps[-1][1] for rank in job.ranks())
         read_before, _ = slow_bucket.transferred()
         at, at_wall = time.monotonic(), time.time()

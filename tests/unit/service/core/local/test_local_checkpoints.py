@@ -1,163 +1,21 @@
 """Local checkpoints: levels, orders and recoveries, through the core's events alone."""
 
-from itertools import count
-
 import pytest
 
-from muster.service.core.coordinator import Coordinator
-from muster.service.core.local.tier import ORDERS_PAUSE
-from muster.service.core.vocabulary.effects import Effects, Message, Refused
-from muster.service.core.vocabulary.events import Disconnected, Event, Tick
+from muster.service.core.vocabulary.effects import Refused
+from muster.service.core.vocabulary.events import Disconnected, Tick
 from muster.service.core.vocabulary.local import (
     Attachment,
     Attempt,
-    CommitLocal,
-    ConnectKeeper,
-    Disk,
     Holding,
-    KeeperInfo,
     Level,
-    LocalCheckpoint,
     LocalCommitted,
-    Orders,
     Peers,
-    Recover,
-    Recovered,
     ReportKeeper,
     ReportTaken,
 )
-from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.refusal import Reason
-from muster.service.storage.codec import decode_all, encode_all
-
-RUN = "job"
-
-
-def digest(attempt: Attempt) -> bytes:
-    """The digest of the manifest of an attempt."""
-    return attempt.generation.to_bytes(8, "big") + attempt.number.to_bytes(8, "big")
-
-
-class Job:
-    """A core with the keepers of one run, one rank on each."""
-
-    def __init__(self, nodes: int = 3, replicas: int = 1) -> None:
-        self.nodes, self.replicas = nodes, replicas
-        self.core = Coordinator()
-        self.now = 0.0
-        self.rows: dict[bytes, bytes] = {}
-        self.sent: dict[SessionId, list[Message]] = {}
-        self.sessions: dict[str, SessionId] = {}
-        self._ids = count(1)
-
-    def step(self, event: Event) -> Effects:
-        effects = Effects()
-        self.core.step(event, Instant(self.now, 1e9 + self.now), effects)
-        batch = encode_all(effects.records)
-        for prefix in batch.cleared:
-            self.rows = {key: value for key, value in self.rows.items() if not key.startswith(prefix)}
-        for key, value in batch.writes.items():
-            self.rows.pop(key, None)
-            if value is not None:
-                self.rows[key] = value
-        for delivery in effects.deliveries:
-            for session in delivery.audience:
-                self.sent.setdefault(session, []).append(delivery.message)
-        return effects
-
-    def restart(self) -> None:
-        self.core = Coordinator()
-        now = Instant(self.now, 1e9 + self.now)
-        self.core.restore(decode_all(list(self.rows.items())), now)
-        self.core.serve(now)
-        self.sessions.clear()
-
-    def session(self) -> SessionId:
-        return next(self._ids)
-
-    def connect(
-        self, node: int, *holdings: Holding, generation: int | None = 1, is_complete: bool = True
-    ) -> None:
-        session = self.sessions[f"k{node}"] = self.session()
-        attachment = None
-        if generation is not None:
-            attachment = Attachment(generation, self.nodes, frozenset({node}), self.replicas)
-        keeper = KeeperInfo(f"k{node}", f"http://k{node}")
-        self.step(
-            ConnectKeeper(session, RUN, keeper, holdings, Disk(1, 2), is_complete, "secret", attachment)
-        )
-
-    def connect_all(self, generation: int = 1) -> None:
-        for node in range(self.nodes):
-            self.connect(node, generation=generation)
-
-    def lose(self, *nodes: int) -> None:
-        for node in nodes:
-            self.step(Disconnected(self.sessions.pop(f"k{node}")))
-        self.now += 2 * ORDERS_PAUSE
-        self.step(Tick())
-
-    def report(self, node: int, attempt: Attempt, ranks: set[int], **more: object) -> Message:
-        session = self.session()
-        holding = Holding(attempt, digest(attempt), frozenset(ranks), **more)  # type: ignore[arg-type]
-        self.step(ReportKeeper(session, RUN, f"k{node}", (holding,), True))
-        return self.sent[session][-1]
-
-    def commit(
-        self, attempt: Attempt, step: int, wait_for: Level = Level.LOCAL, persist_to: str = ""
-    ) -> SessionId:
-        session = self.session()
-        checkpoint = LocalCheckpoint(
-            attempt, step, self.nodes, 100, digest(attempt), self.replicas, persist_to
-        )
-        self.step(CommitLocal(session, RUN, checkpoint, "k0", wait_for))
-        return session
-
-    def save(self, attempt: Attempt, step: int, copies: bool = True) -> None:
-        """Commit a checkpoint, and let the keepers follow their orders."""
-        self.commit(attempt, step)
-        for node in range(self.nodes):
-            self.report(node, attempt, {node})
-        if copies:
-            self.follow(attempt)
-
-    def follow(self, attempt: Attempt) -> None:
-        """Let each connected keeper fetch what it is ordered to hold."""
-        for name in list(self.sessions):
-            ranks = {
-                rank
-                for order in self.orders(name).checkpoints
-                if order.checkpoint.attempt == attempt
-                for rank in order.ranks
-            }
-            self.report(int(name[1:]), attempt, ranks)
-
-    def orders(self, keeper: str) -> Orders:
-        return [one for one in self.sent[self.sessions[keeper]] if isinstance(one, Orders)][-1]
-
-    def recover(self, generation: int, number: int = 0) -> SessionId:
-        session = self.session()
-        self.step(Recover(session, RUN, generation, number, self.nodes))
-        return session
-
-    def answer(self, session: SessionId) -> Message | None:
-        return self.sent.get(session, [None])[-1]
-
-    def level(self, attempt: Attempt) -> Level | None:
-        found = [one for one in self.core.run(RUN).local.copies if one.attempt == attempt]
-        return found[0].level if found else None
-
-
-def chosen(job: Job, session: SessionId) -> Attempt | None:
-    answer = job.answer(session)
-    assert isinstance(answer, Recovered)
-    return answer.checkpoint.attempt if answer.checkpoint is not None else None
-
-
-def refused(job: Job, session: SessionId) -> Reason:
-    answer = job.answer(session)
-    assert isinstance(answer, Refused)
-    return answer.refusal.reason
+from tests.support.keepers.scripted_job import RUN, Job, chosen, digest, refused
 
 
 def test_checkpoint_becomes_replicated_when_each_part_has_its_copies():

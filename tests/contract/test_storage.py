@@ -13,6 +13,14 @@ from hypothesis import strategies as st
 from lab import records
 from lab.leaders import successive_leaders
 from muster.service.core.coordinator import Coordinator
+from muster.service.core.vocabulary.local import (
+    Attempt,
+    ForgetLocalCheckpoint,
+    Level,
+    LocalCheckpoint,
+    LocalCheckpointRecord,
+    RecoveryRecord,
+)
 from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
@@ -114,6 +122,17 @@ CHECKPOINTS = CheckpointsRecord(
     ),
 )
 EVICTION = EvictionRecord("job1", 5, 3, (1 << 32) + 9)
+LOCAL = LocalCheckpointRecord(
+    "job1",
+    LocalCheckpoint(Attempt(3, 11), 1_200, 16, 4_096, bytes(range(16)), 1, "s3://bucket/job1", 3, 2**40),
+    Level.PERSISTED,
+    "a-keeper",
+    1_700_000_007.5,
+    "s3://bucket/job1/step-0000001200",
+)
+RECOVERY = RecoveryRecord(
+    "job1", 3, 2, 16, Attempt(3, 11), "step 1200 is the newest, and whole", Attempt(3, 12)
+)
 ALL_KINDS: list[StoredRecord] = [
     RunRecord(
         "job1",
@@ -132,6 +151,8 @@ ALL_KINDS: list[StoredRecord] = [
     NODE,
     SAVE,
     CHECKPOINTS,
+    LOCAL,
+    RECOVERY,
     *STORE,
 ]
 
@@ -327,6 +348,7 @@ def test_forgotten_record_is_gone_and_no_other(place: Place):
         replace(SPEAKER, rank=30),
         replace(ROUND, round=1),
         replace(NODE, run_id="job2"),
+        replace(LOCAL, checkpoint=replace(LOCAL.checkpoint, attempt=Attempt(3, 12))),
     ]
     keep(place, *ALL_KINDS, *others)
     forgotten = [
@@ -337,8 +359,9 @@ def test_forgotten_record_is_gone_and_no_other(place: Place):
         ForgetParticipant("job1", "decaf"),
         ForgetStoreKey("job1", ""),
         ForgetStoreOperation("job1", "c1"),
+        ForgetLocalCheckpoint("job1", Attempt(3, 11)),
     ]
-    left = [*ALL_KINDS[:2], EVICTION, SAVE, CHECKPOINTS, STORE[0], STORE[3], *others]
+    left = [*ALL_KINDS[:2], EVICTION, SAVE, CHECKPOINTS, RECOVERY, STORE[0], STORE[3], *others]
     assert by_key(keep(place, *forgotten)) == by_key(left)
 
 

@@ -42,7 +42,13 @@ ERA = 2_000
 """So many calls speak of the same runs."""
 PATIENCE = 0.15
 """Seconds for calls that may wait for others."""
-WAITING = {"BarrierService.Arrive", "StoreService.Get", "StoreService.Wait"}
+WAITING = {
+    "BarrierService.Arrive",
+    "StoreService.Get",
+    "StoreService.Wait",
+    "LocalCheckpointService.Commit",
+    "LocalCheckpointService.Recover",
+}
 STUCK = 120.0
 """Seconds for any other: a loaded machine needs long."""
 GIVEN_UP = 0.05

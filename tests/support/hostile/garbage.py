@@ -80,6 +80,12 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "min_nodes": st.integers(1, 2),
     "max_nodes": st.integers(2, 3),
     "number": st.integers(1, 6),
+    "id": _some("keeper-", 3),
+    "keeper_id": _some("keeper-", 3),
+    "url": _some("http://10.0.0.", 4),
+    "manifest_digest": st.sampled_from([bytes(16), bytes(range(16))]),
+    "replicas": st.integers(0, 2),
+    "step": st.integers(0, 3),
 }
 """What a client would give for a field of this name."""
 
@@ -96,6 +102,9 @@ def _anything(field: FieldDescriptor) -> st.SearchStrategy[Any]:
         return st.binary(max_size=20) | _long("x").map(str.encode)
     if field.type == Field.TYPE_BOOL:
         return st.booleans()
+    if field.enum_type is not None:
+        known = [value.number for value in field.enum_type.values]
+        return st.sampled_from([*known, max(known) + 1, -1, 2**31 - 1])
     raise NotImplementedError(f"a strategy for the type of {field.full_name}")
 
 

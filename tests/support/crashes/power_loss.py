@@ -127,6 +127,10 @@ class Image:
                 (folder / path).write_bytes(data)
 
 
+class NotMadeError(AssertionError):
+    """A call needs a file or a directory that no call before it has made."""
+
+
 class History:
     """What happened to a folder.
 
@@ -145,11 +149,29 @@ class History:
         merged = sorted(
             ((call, host) for host, made in calls.items() for call in made), key=lambda one: one[0].ended
         )
+        early: list[tuple[Call, int, NotMadeError]] = []
+        """Calls that need what another strace saw made. It began before they ended, and seemed to end later."""
         for call, host in merged:
-            self._replay(call, host)
-            self._ends += [call.ended] * (len(self.events) - len(self._ends))
+            if (missing := self._missing_for(call, host)) is not None:
+                early.append((call, host, missing))
+                continue
+            waiting, early = early, []
+            for one, its, error in waiting:
+                if one.ended <= call.began or self._missing_for(one, its) is not None:
+                    early.append((one, its, error))
+        if early:
+            raise early[0][2]
 
     # ------------------------------------------------------------------ replaying
+
+    def _missing_for(self, call: Call, host: int) -> NotMadeError | None:
+        """Replay a call, unless what it needs is not made yet."""
+        try:
+            self._replay(call, host)
+        except NotMadeError as error:
+            return error
+        self._ends += [call.ended] * (len(self.events) - len(self._ends))
+        return None
 
     def _replay(self, call: Call, host: int) -> None:
         if call.name in ("open", "openat", "creat"):
@@ -189,7 +211,8 @@ class History:
         )
         node = self._find(path)
         if node is None:
-            assert "O_CREAT" in flags, f"{path} was opened, and nobody has made it"
+            if "O_CREAT" not in flags:
+                raise NotMadeError(f"{path} was opened, and nobody has made it")
             node = File()
             self._link(path, node)
         if isinstance(node, File):
@@ -254,7 +277,8 @@ class History:
     def _place(self, path: str) -> tuple[Directory, str]:
         folder, _, name = path.rpartition("/")
         parent = self._find(folder)
-        assert isinstance(parent, Directory), f"{path} has a name in a directory that nobody has made"
+        if not isinstance(parent, Directory):
+            raise NotMadeError(f"{path} has a name in a directory that nobody has made")
         return parent, name
 
     def _descriptor(self, call: Call, host: int) -> tuple[int, str, str]:

@@ -4,7 +4,9 @@ import random
 import re
 from pathlib import Path
 
-from tests.support.crashes.power_loss import History, Image
+import pytest
+
+from tests.support.crashes.power_loss import History, Image, NotMadeError
 from tests.support.crashes.syscalls import parsed
 
 ROOT = Path("/root-of-the-test")
@@ -97,3 +99,19 @@ def test_what_a_rank_says_is_heard_where_it_was_said():
     made = history(WRITTEN + said)
     assert made.said(len(made.events)) == ["saved 1"]
     assert made.said(len(made.events) - 1) == []
+
+
+OTHERS = """\
+9 1.5 mkdir("/run/inner", 0777) = 0 <0.1>
+9 1.7 openat(AT_FDCWD</>, "/run/inner/a", O_WRONLY|O_CREAT, 0666) = 3</run/inner/a> <0.01>
+"""
+
+
+def test_call_may_end_earlier_by_its_strace_than_the_one_that_it_needs():
+    made = history('7 1.0 mkdir("/run", 0777) = 0 <2.0>\n', OTHERS)
+    assert {"run": None, "run/inner": None, "run/inner/a": b""} in left(made)
+
+
+def test_call_that_ended_before_the_one_that_it_needs_began_is_a_fault():
+    with pytest.raises(NotMadeError, match="run/inner has a name in a directory that nobody has made"):
+        history('7 3.0 mkdir("/run", 0777) = 0 <0.1>\n', OTHERS)

@@ -150,7 +150,7 @@ class History:
             ((call, host) for host, made in calls.items() for call in made), key=lambda one: one[0].ended
         )
         early: list[tuple[Call, int, NotMadeError]] = []
-        """Calls that need what another strace saw made. It began before they ended, and seemed to end later."""
+        """Calls that need what another strace saw made, which seems to have ended after them."""
         for call, host in merged:
             if (missing := self._missing_for(call, host)) is not None:
                 early.append((call, host, missing))

@@ -1,4 +1,4 @@
-"""Translates between the messages of ``LocalCheckpointService`` and a keeper's words."""
+"""Translates between the messages of ``LocalCheckpointService`` and a keeper's data types."""
 
 from collections.abc import Iterable
 
@@ -62,7 +62,7 @@ def _attempt_from(message: pb.Attempt) -> SaveAttempt:
     return SaveAttempt(message.generation, message.number)
 
 
-# ---------------------------------------------------------------------- what a keeper says
+# ---------------------------------------------------------------------- requests of a keeper
 
 
 def keep_request(run_id: str, keeper: pb.Keeper, report: Report, protocol_version: int) -> pb.KeepRequest:

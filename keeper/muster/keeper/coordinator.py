@@ -1,4 +1,4 @@
-"""A keeper's stream to the coordinator, whichever of its replicas leads.
+"""A keeper's stream to the coordinator, or to the replica that leads.
 
 The stream opens with all that the keeper has. Peers and orders come by push, and changes go out by calls on
 the same connection. When anything breaks, the stream is opened again.
@@ -20,7 +20,7 @@ from muster.client.errors import EnvironmentValueError
 from muster.client.protocol import PROTOCOL_VERSION
 from muster.client.replicas import Replicas, Search, Target
 from muster.keeper import codec
-from muster.keeper.bell import Bell
+from muster.keeper.change_signal import ChangeSignal
 from muster.keeper.keeper import Keeper
 from muster.keeper.reporting import Report
 from muster.keeper.vocabulary import Attachment
@@ -30,13 +30,13 @@ from muster.v1 import local_pb2_grpc
 logger = logging.getLogger(__name__)
 
 FIRST_ANSWER = 15.0
-"""Seconds from the opening of the stream to its first message."""
+"""Longest time in seconds from the opening of the stream to its first peers or orders."""
 CALL_TIMEOUT = 10.0
 """Seconds for one report."""
 REOPENS = frozenset({"KEEPER_NOT_CONNECTED"})
-"""Reasons for which another stream is opened at once."""
+"""Refusals after which the keeper opens another stream without ``REFUSED_PAUSE``."""
 REFUSED_PAUSE = 5.0
-"""Seconds before the next try after a refusal that another try may not change."""
+"""Seconds until the next try after a refusal that is likely to be repeated."""
 
 
 class StreamEndedError(Exception):
@@ -45,7 +45,7 @@ class StreamEndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KeeperAddress:
-    """What the coordinator is told of a keeper."""
+    """A keeper's description of itself for the coordinator."""
 
     url: str
     failure_domain: str
@@ -54,15 +54,15 @@ class KeeperAddress:
 
 
 class CoordinatorLink:
-    """Keeps a keeper's place at the coordinator.
+    """Keeps a keeper's stream to the coordinator open.
 
     Args:
         endpoint: the coordinator, its replicas, or a relay.
         run_id: the run.
-        keeper: what it has, and what is to hear the orders.
-        address: what the coordinator is told of it.
-        credentials: of this process, but for sockets, which ask for none.
-        clock: seconds of a monotonic clock.
+        keeper: reports what it has, and takes the orders.
+        address: the keeper's description of itself.
+        credentials: of this process. A Unix socket needs none.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -81,13 +81,21 @@ class CoordinatorLink:
         self._credentials = credentials
         self._heard: Report | None = None
         """What the coordinator has heard on the open stream; None: no stream is open."""
-        self._told = Bell()
+        self._heard_changed = ChangeSignal()
         self.said = "the coordinator has not answered yet"
         """Why no stream is open, for people."""
 
     async def attached(self, attachment: Attachment, seconds: float) -> bool:
-        """Wait until the coordinator has heard for which ranks the keeper keeps; return whether it has."""
-        return await self._told.until(lambda: self._has_heard(attachment), seconds)
+        """Wait until the coordinator has heard of an attachment.
+
+        Args:
+            attachment: the ranks that it must have heard of, among others.
+            seconds: the longest time to wait.
+
+        Returns:
+            Whether it has heard.
+        """
+        return await self._heard_changed.until(lambda: self._has_heard(attachment), seconds)
 
     def _has_heard(self, attachment: Attachment) -> bool:
         heard = None if self._heard is None else self._heard.attachment
@@ -202,7 +210,7 @@ class CoordinatorLink:
         return kind
 
     async def _tell(self, stub: Any, search: Search, target: Target) -> None:  # noqa: ANN401
-        """Report what changes. What changes during a call is in the next one."""
+        """Report each change. A change during a call is reported by the next one."""
         while self._heard is not None:
             await self._keeper.changes.until(lambda: not self._unheard().is_empty)
             changes = self._unheard()
@@ -218,7 +226,7 @@ class CoordinatorLink:
 
     def _hear(self, report: Report) -> None:
         self._heard = report
-        self._told.ring()
+        self._heard_changed.notify()
 
     # ------------------------------------------------------------------ the connection
 

@@ -1,14 +1,15 @@
-"""Fetches one file from other keepers, verified segment by segment, and goes on where it was interrupted.
+"""Fetches one file from other keepers, verifies it segment by segment, and resumes an interrupted fetch.
 
 A file is cut into pieces of whole segments. Several threads fetch pieces at the same time, and write them to
-their places in a partial file. A piece that breaks off goes on after its last verified segment, perhaps from
-another keeper. After a restart, the pieces that are in the partial file already are verified, not fetched.
+their places in a partial file. If a connection breaks, the piece continues after its last verified segment,
+perhaps from another keeper. After a restart, the segments that the partial file already has are verified, not
+fetched again.
 """
 
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -24,13 +25,13 @@ from muster.keeper.vocabulary import attempt_name
 logger = logging.getLogger(__name__)
 
 PIECE = 64 * 2**20
-"""Bytes that a piece has at least, but for the last."""
+"""Smallest size of a piece in bytes; the last one may be smaller."""
 BUFFER = 2**20
-"""Bytes that one call receives at most."""
+"""Largest number of bytes that one call receives."""
 MAX_FAILURES = 2
-"""Failures of a source without progress, after which a file is not asked of it again."""
+"""Failures in a row without progress after which a source is not asked for the file again."""
 VERIFY_AGAIN = "?verify=1"
-"""Asks a keeper to verify its file again before it serves it."""
+"""The query that asks a keeper to verify its file again before it sends it."""
 
 
 class FetchError(OSError):
@@ -54,22 +55,22 @@ class Piece:
     """A run of whole segments of a file."""
 
     offset: int
-    """Where its first byte is that is not there yet."""
+    """The file offset of the first missing segment."""
     segments: list[Segment]
-    """Those that are not there yet, in order."""
+    """The missing segments, in order."""
 
     @property
     def length(self) -> int:
-        """The bytes that are not there yet."""
+        """The missing bytes."""
         return sum(segment.length for segment in self.segments)
 
     def advance(self) -> None:
-        """Note that the first segment is there."""
+        """Remove the first segment, which is there now."""
         self.offset += self.segments.pop(0).length
 
 
 def pieces_of(entry: FileEntry, least: int = PIECE) -> list[Piece]:
-    """Cut a file into pieces."""
+    """Cut a file into pieces of at least so many bytes, but for the last."""
     pieces: list[Piece] = []
     offset = 0
     piece = Piece(0, [])
@@ -89,12 +90,15 @@ def file_path(attempt: SaveAttempt, name: str) -> str:
 
 @dataclass(slots=True)
 class Sources:
-    """The keepers that may have a file, and what is known of them. Several threads share it.
+    """The keepers that may have a file, and the errors of each. Several threads share it.
 
     Args:
-        urls: of the keepers, in the order in which to ask them.
-        path: by which they serve the file.
+        urls: of the keepers, in the order in which they are asked.
+        path: of the file in these URLs.
         name: the file, for people.
+        absent: by URL, why the keeper does not have the file.
+        damaged: by URL, why its copy counts as damaged.
+        silent: by URL, why it counts as unreachable.
     """
 
     urls: Sequence[str]
@@ -118,7 +122,7 @@ class Sources:
         raise self.error()
 
     def error(self) -> FetchError:
-        """Return why the file cannot be fetched."""
+        """Return the error that says why no source can send the file."""
         said = "; ".join([*self.silent.values(), *self.damaged.values(), *self.absent.values()])
         if self.silent:
             return SilentSourcesError(f"{self.name} cannot be fetched now: {said}")
@@ -127,17 +131,20 @@ class Sources:
         return NoSourceError(f"no keeper has {self.name}: {said or 'none is known'}")
 
     def failed(self, url: str, error: TransportError) -> None:
-        """Note that a keeper did not answer, or broke off."""
+        """Record that a keeper did not answer, or that its connection broke."""
         self._failures[url] += 1
         if self._failures[url] >= MAX_FAILURES:
             self.silent[url] = str(error)
 
     def progressed(self, url: str) -> None:
-        """Note that a keeper sent a segment as it was written."""
+        """Record that a keeper sent a segment with the right digest."""
         self._failures[url] = 0
 
     def suspect(self, url: str, offset: int) -> None:
-        """Note that a keeper sent bytes that were not written. At first, it is asked to verify its copy."""
+        """Record that a keeper sent wrong bytes.
+
+        After the first time, it is asked to verify its copy. After the second, its copy counts as damaged.
+        """
         logger.error(
             "%s sent a damaged copy of %s (the segment at offset %d is not what was written)",
             url,
@@ -154,18 +161,16 @@ class Fetch:
     """The fetch of one file.
 
     Args:
-        transport: how bytes come.
-        sources: from where.
+        transport: fetches bytes from other keepers.
+        sources: the keepers that may have the file.
         entry: the file's size and digests.
-        partial: where the bytes go.
-        on_received: called with the number of bytes of each segment that came.
+        partial: the path to which the bytes are written.
     """
 
     transport: Transport
     sources: Sources
     entry: FileEntry
     partial: Path
-    on_received: Callable[[int], None] = lambda _: None
 
     def missing(self) -> list[Piece]:
         """Return the pieces that the partial file does not have.
@@ -185,10 +190,10 @@ class Fetch:
             os.close(handle)
 
     def get(self, piece: Piece) -> None:
-        """Fetch a piece; a thread calls it.
+        """Fetch a piece, in the calling thread.
 
         Raises:
-            FetchError: no source has it, as it was written.
+            FetchError: no source can send it with the right digests.
             OSError: it cannot be written.
         """
         handle = os.open(self.partial, os.O_WRONLY | os.O_CLOEXEC)
@@ -224,12 +229,14 @@ class Fetch:
                     return
                 piece.advance()
                 self.sources.progressed(url)
-                self.on_received(segment.length)
         finally:
             stream.close()
 
     def finish(self, path: Path) -> None:
-        """Give a complete file its name, on the disk. The caller must sync the folder.
+        """Sync a complete file, and rename it. The caller must sync the folder.
+
+        Args:
+            path: the file's final path.
 
         Raises:
             OSError: it cannot be written.
@@ -244,7 +251,7 @@ class Fetch:
 
 
 def _is_there(handle: int, piece: Piece, size: int, buffer: memoryview) -> bool:
-    """Skip the segments of a piece that the file has; return whether it has all of them."""
+    """Advance a piece past the segments that the file has. Return whether the file has all of them."""
     while piece.segments:
         segment = piece.segments[0]
         if piece.offset + segment.length > size:
@@ -270,6 +277,11 @@ def _write(handle: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(handle, data[done:], offset + done)
 
 
-def in_order(urls: Iterable[str], key: str) -> list[str]:
-    """Return URLs in an order that differs from keeper to keeper and file to file, to spread the load."""
+def shuffled(urls: Iterable[str], key: str) -> list[str]:
+    """Return URLs in an order that depends on a key, so that different askers spread their load.
+
+    Args:
+        urls: the URLs; duplicates are removed.
+        key: names the keeper that asks, and the file.
+    """
     return sorted(set(urls), key=lambda url: xxhash.xxh3_64_intdigest(f"{key} {url}".encode()))

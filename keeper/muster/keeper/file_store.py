@@ -1,4 +1,4 @@
-"""The files of a keeper's folder: verified, or fetched from other keepers and verified."""
+"""Verifies the files of a keeper's folder, and fetches missing ones from other keepers."""
 
 import asyncio
 import errno
@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.directory import METADATA, sync, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
-from muster.keeper.bell import Bell
+from muster.keeper.change_signal import ChangeSignal
 from muster.keeper.fetching import (
     Fetch,
     NoSourceError,
     SilentSourcesError,
     Sources,
     file_path,
-    in_order,
+    shuffled,
 )
 from muster.keeper.folder import KeeperFolder, Signature, partial_path
 from muster.keeper.orders import wanted_ranks
-from muster.keeper.shelf import Shelf
 from muster.keeper.transport import AbsentError, Transport, TransportError, read_all
+from muster.keeper.verified_files import VerifiedFiles
 from muster.keeper.verifying import file_is_whole, read_head
 from muster.keeper.vocabulary import HEAD, Head, Order, Orders, attempt_name
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 CONNECTIONS = 4
 """Pieces of one file that are fetched at the same time."""
 ORDERS_PATIENCE = 10.0
-"""Seconds that a rank's request waits for the orders that name its checkpoint."""
+"""Seconds for which a rank's request waits for orders that name its checkpoint."""
 
 
 class QuotaError(OSError):
@@ -40,13 +40,13 @@ class QuotaError(OSError):
 
 
 class FileStore:
-    """Sees that files are here and verified. The event loop's thread uses it.
+    """Verifies the files of the folder, and fetches missing ones. Only the event loop's thread uses it.
 
     Args:
         folder: where the files are.
-        keeper_id: the folder's.
-        transport: how bytes come from other keepers.
-        threads: run what waits for disks and networks.
+        keeper_id: the keeper's. The order in which sources are asked depends on it.
+        transport: fetches bytes from other keepers.
+        threads: run calls that wait for a disk or the network.
         quota: bytes that the folder may take.
     """
 
@@ -56,17 +56,17 @@ class FileStore:
         self.folder = folder
         self.quota = quota
         self.orders: Orders | None = None
-        """None: the coordinator has not given any."""
-        self.shelf = Shelf(folder)
-        self.changes = Bell()
-        """Rings when what is here may have changed, or what is known of the run."""
+        """None until the coordinator has sent the first ones."""
+        self.verified = VerifiedFiles(folder)
+        self.changes = ChangeSignal()
+        """Notified when the files, the orders, the peers or the attached ranks may have changed."""
         self._id = keeper_id
         self._transport = transport
         self._threads = threads
         self._shared: dict[Hashable, asyncio.Task[Any]] = {}
-        """Work that several callers may wait for, by what it is."""
+        """Work that several callers may wait for, by its kind and file."""
         self._reserved = 0
-        """Bytes of the files that are being fetched."""
+        """Bytes that the running fetches still need."""
 
     def order(self, attempt: SaveAttempt) -> Order | None:
         """Return the order about an attempt."""
@@ -78,51 +78,55 @@ class FileStore:
             task.cancel()
 
     async def verify_attempt(self, attempt: SaveAttempt) -> None:
-        """Verify what an earlier life has left of an attempt.
+        """Verify the files of an attempt that were in the folder at the start.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: its manifest is unusable.
+            OSError: a file cannot be read.
+            ValueError: the manifest is unusable.
         """
         head = await self.in_thread(partial(read_head, self.folder.attempt(attempt)))
         order = self.order(attempt)
         if head is None or (order is not None and head.reference != order.checkpoint.manifest):
             return
-        self.shelf.put_head(attempt, head)
+        self.verified.put_head(attempt, head)
         here = self.folder.files(attempt)
         names = [name for part in head.parts.values() for name in sorted(part & here)]
-        await wait_for_all(self.verified(attempt, head, name) for name in names)
+        await wait_for_all(self.verify_file(attempt, head, name) for name in names)
 
-    async def present(self, attempt: SaveAttempt, name: str, *, again: bool = False) -> Path:
-        """Return the path of a verified file of an ordered checkpoint. It is fetched if it is not here.
+    async def path_of(self, attempt: SaveAttempt, name: str, *, again: bool = False) -> Path:
+        """Return the path of a verified file of an ordered checkpoint. Fetch the file if it is not here.
 
         Args:
             attempt: the checkpoint.
             name: the file.
-            again: whether to verify it again.
+            again: whether to verify the file again first.
 
         Raises:
-            NoSourceError: no order names the checkpoint, it has no such file, or no keeper has it.
-            OSError: it cannot be fetched, read or written.
+            NoSourceError: no order names the checkpoint within ``ORDERS_PATIENCE``, it has no such file, or
+                no keeper has the file.
+            DamagedSourcesError: all copies are damaged.
+            SilentSourcesError: there are no orders yet, or a source does not answer.
+            OSError: the file cannot be read or written.
         """
         if not await self.changes.until(lambda: self.order(attempt) is not None, ORDERS_PATIENCE):
             if self.orders is None:
                 raise SilentSourcesError("the coordinator has not told this keeper yet what there is")
             raise NoSourceError(f"the coordinator names no checkpoint {attempt_name(attempt)}")
-        head = await self.head(attempt)
+        head = await self.ensure_head(attempt)
         if name not in HEAD and name not in head.manifest.files:
             raise NoSourceError(f"checkpoint {attempt_name(attempt)} has no file {name}")
         if again:
             await self.verify_again(attempt, name)
-        await self.file(attempt, name, is_copy=False)
+        await self.ensure_file(attempt, name, is_copy=False)
         return self.folder.file(attempt, name)
 
     def elsewhere(self, attempt: SaveAttempt, name: str) -> list[str]:
-        """Return the URLs of a file that other keepers have, and that this one need not hold.
+        """Return the URLs of a file at other keepers, if this keeper neither has it nor is to hold it.
 
-        Empty: it is here, or is to be, or nothing is known of it yet.
+        The list is empty if the file is here, if this keeper is to hold it, or if its orders or the manifest
+        are not known yet.
         """
-        order, head = self.order(attempt), self.shelf.head(attempt)
+        order, head = self.order(attempt), self.verified.head(attempt)
         if order is None or head is None or name in HEAD or self.has(attempt, name):
             return []
         entry = head.manifest.files.get(name)
@@ -134,35 +138,37 @@ class FileStore:
     def has(self, attempt: SaveAttempt, name: str) -> bool:
         """Return whether a file is here and verified."""
         try:
-            return self.shelf.has(attempt, name)
+            return self.verified.has(attempt, name)
         except ValueError:
             return False  # The name leads out of the folder.
 
     def may_come(self, attempt: SaveAttempt, name: str) -> bool:
-        """Return whether a file is here, and may be verified soon."""
+        """Return whether a file is here, verified or not."""
         return name in self.folder.files(attempt)
 
     async def verify_again(self, attempt: SaveAttempt, name: str) -> bool:
         """Verify a file that was verified before; return whether it is whole."""
-        head = self.shelf.head(attempt)
+        head = self.verified.head(attempt)
         if head is None or not self.has(attempt, name):
             return False
         if name in HEAD:
             found = await self.in_thread(lambda: read_head(self.folder.attempt(attempt), head.reference))
             if found is None:
-                self.shelf.drop(attempt, name)
-                self.changes.ring()
+                self.verified.drop(attempt, name)
+                self.changes.notify()
             return found is not None
-        return await self.verified(attempt, head, name)
+        return await self.verify_file(attempt, head, name)
 
-    async def head(self, attempt: SaveAttempt) -> Head:
-        """Return an attempt's verified head; get it if it is not here.
+    async def ensure_head(self, attempt: SaveAttempt) -> Head:
+        """Return an attempt's verified head. Verify or fetch it first if need be.
 
         Raises:
-            FetchError: it cannot be fetched.
+            FetchError: no source has it, or none answers.
+            OSError: it cannot be read or written.
+            UnusableManifestError: the manifest names files that no rank writes.
         """
-        if all(self.shelf.has(attempt, name) for name in HEAD):
-            found = self.shelf.head(attempt)
+        if all(self.verified.has(attempt, name) for name in HEAD):
+            found = self.verified.head(attempt)
             assert found is not None
             return found
         order = self.order(attempt)
@@ -175,13 +181,13 @@ class FileStore:
         attempt, folder = checkpoint.attempt, self.folder.begin(checkpoint.attempt)
         head = await self.in_thread(lambda: read_head(folder, checkpoint.manifest))
         if head is None:
-            urls = in_order((source.url for source in order.sources), self._id)
+            urls = shuffled((source.url for source in order.sources), self._id)
             await self.in_thread(lambda: self._fetch_head(attempt, folder, checkpoint.manifest, urls))
             head = await self.in_thread(lambda: read_head(folder, checkpoint.manifest))
         if head is None:
             raise SilentSourcesError(f"the manifest of {attempt_name(attempt)} was replaced meanwhile")
-        self.shelf.put_head(attempt, head)
-        self.changes.ring()
+        self.verified.put_head(attempt, head)
+        self.changes.notify()
         return head
 
     def _fetch_head(
@@ -210,13 +216,18 @@ class FileStore:
         fetch.finish(folder / METADATA)
         sync(folder)
 
-    async def file(self, attempt: SaveAttempt, name: str, *, is_copy: bool) -> None:
-        """See that a file is here and verified.
+    async def ensure_file(self, attempt: SaveAttempt, name: str, *, is_copy: bool) -> None:
+        """Verify a file that is here, or fetch it.
 
         Args:
             attempt: the checkpoint.
-            name: its file.
-            is_copy: whether the quota binds it. It does not bind a recovery.
+            name: its file. For a file of the head nothing is done.
+            is_copy: whether the quota applies. It does not apply to a file that a rank needs to resume.
+
+        Raises:
+            FetchError: no source has the file whole, or none answers.
+            QuotaError: the file does not fit into the quota, or on the disk.
+            OSError: the file cannot be read or written.
         """
         if self.has(attempt, name) or name in HEAD:
             return
@@ -225,18 +236,18 @@ class FileStore:
         except QuotaError:
             if is_copy:
                 raise
-            # It may have been fetched as a copy meanwhile.
+            # This call joined a fetch to which the quota applies.
             await self._once(("file", attempt, name), lambda: self._get_file(attempt, name, is_copy=False))
 
     async def _get_file(self, attempt: SaveAttempt, name: str, is_copy: bool) -> None:
-        head = await self.head(attempt)
+        head = await self.ensure_head(attempt)
         path = self.folder.file(attempt, name)
-        if name in self.folder.files(attempt) and await self.verified(attempt, head, name):
+        if name in self.folder.files(attempt) and await self.verify_file(attempt, head, name):
             return
         order = self.order(attempt)
         entry = head.entry(name)
         having = [source.url for source in order.sources if entry.rank in source.ranks] if order else []
-        sources = Sources(in_order(having, f"{self._id}{name}"), file_path(attempt, name), str(path))
+        sources = Sources(shuffled(having, f"{self._id}{name}"), file_path(attempt, name), str(path))
         fetch = Fetch(self._transport, sources, entry, partial_path(path))
         needed = max(entry.size - _size(fetch.partial), 0)
         self._check_space(attempt, name, needed, is_copy)
@@ -251,8 +262,8 @@ class FileStore:
         finally:
             self._reserved -= needed
         assert signature is not None
-        self.shelf.put(attempt, name, signature)
-        self.changes.ring()
+        self.verified.put(attempt, name, signature)
+        self.changes.notify()
 
     def _check_space(self, attempt: SaveAttempt, name: str, needed: int, is_copy: bool) -> None:
         where = f"{attempt_name(attempt)}/{name} ({needed:,} bytes)"
@@ -270,8 +281,12 @@ class FileStore:
                 f"{self.quota:,} bytes. Raise --quota, or keep fewer checkpoints.",
             )
 
-    async def verified(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
-        """Verify a file that is here; delete it if it is damaged. Return whether it is whole."""
+    async def verify_file(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
+        """Verify a file that is here, and return whether it is whole. A damaged file is deleted.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         return await self._once(("verify", attempt, name), lambda: self._verify(attempt, head, name))
 
     async def _verify(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
@@ -281,18 +296,18 @@ class FileStore:
             lambda: file_is_whole(path.parent, name, head.entry(name))
         )
         if whole and signature is not None and Signature.of(path) == signature:
-            self.shelf.put(attempt, name, signature)
+            self.verified.put(attempt, name, signature)
         else:
-            self.shelf.drop(attempt, name)
+            self.verified.drop(attempt, name)
             if not whole:
                 path.unlink(missing_ok=True)
-        self.changes.ring()
+        self.changes.notify()
         return whole
 
     # ------------------------------------------------------------------ tasks
 
     async def _once(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do something once, for all that ask for it meanwhile."""
+        """Share one task among all callers that ask for the same key while it runs."""
         task = self._shared.get(key)
         if task is None:
             task = self._shared[key] = asyncio.create_task(make())
@@ -305,12 +320,12 @@ class FileStore:
             await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run what waits for disks and networks in a thread."""
+        """Run a call that waits for a disk or the network in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 async def wait_for_all(work: Iterable[Awaitable[object]]) -> None:
-    """Wait for all, and raise the first error only when none runs any more."""
+    """Wait for all, and raise the first error when all have ended."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

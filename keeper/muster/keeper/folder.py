@@ -27,12 +27,13 @@ LOCK = "keeper.lock"
 ADDRESS = "keeper.json"
 ID = "keeper.id"
 NOTES = ".notes"
-"""In an attempt: the folder of what its ranks tell rank 0."""
+"""In an attempt's folder: the folder of the notes that this node's ranks leave for other ranks."""
 REMOVED = ".removed-"
 """The prefix of an attempt that is being deleted."""
 FREE_SHARE = 0.9
 """The share of the free space that a keeper may use if no quota is given."""
 MAX_ID = 64
+"""Longest id of a keeper that is read, in characters. An id that is made here has 32."""
 
 
 class FolderInUseError(RuntimeError):
@@ -41,7 +42,7 @@ class FolderInUseError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What changes if a file is replaced or written to."""
+    """Identifies a file's content: it changes if the file is replaced or written to."""
 
     inode: int
     size: int
@@ -95,7 +96,7 @@ class KeeperFolder:
                 shutil.rmtree(self.path / name, ignore_errors=True)
 
     def retract(self) -> None:
-        """Remove the address. The lock lasts until the process ends: its threads may still write."""
+        """Remove the keeper's address. The lock stays until the process ends: threads may still write."""
         (self.path / ADDRESS).unlink(missing_ok=True)
 
     def id(self) -> str:

@@ -37,10 +37,9 @@ from muster.keeper.vocabulary import (
 logger = logging.getLogger(__name__)
 
 MAX_FILES = 3
-"""Files that are verified or fetched at the same time for orders."""
-FIRST_REST = 0.2
-MAX_REST = 10.0
-"""Seconds until an action that failed is tried again; the time doubles."""
+"""Files that are verified or fetched at the same time because of orders."""
+FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0
+"""Seconds until a failed action is tried again. Each pause is twice as long as the one before."""
 
 
 class Persister(Protocol):
@@ -64,13 +63,13 @@ class Persister(Protocol):
 
 
 @dataclass(slots=True)
-class _Rest:
-    """An action that failed."""
+class _Retry:
+    """An action that has failed, and is tried again."""
 
     failures: int = 0
-    said: str = ""
-    waits: bool = False
-    """Whether its next try is not due yet."""
+    last_error: str = ""
+    is_paused: bool = False
+    """Whether the next try is not due yet."""
 
 
 class Keeper:
@@ -88,38 +87,44 @@ class Keeper:
         self.peers = Peers()
         self.attachment: Attachment | None = None
         self.changes = files.changes
-        """Rings when there may be something to report, and when anything is learned."""
+        """Notified when there may be something to report, and when orders, peers or ranks have changed."""
         self._persister = persister
         self._running: dict[Action, asyncio.Task[None]] = {}
-        self._rests: dict[Action, _Rest] = {}
+        self._retries: dict[Action, _Retry] = {}
         self._complete = False
-        """Whether all that an earlier life has left has been verified."""
+        """Whether everything that was in the folder at the start has been verified."""
         self._used = files.folder.used()
 
     # ------------------------------------------------------------------ what is known
 
     def take_orders(self, orders: Orders) -> None:
-        """Take all that this keeper is to hold."""
+        """Replace the orders: they name everything that this keeper is to hold."""
         self.files.orders = orders
         for attempt, order in orders.orders.items():
-            self.files.shelf.drop_other(attempt, order.checkpoint.manifest)
-        self._rests = {
-            action: rest for action, rest in self._rests.items() if action.attempt in orders.orders
+            self.files.verified.drop_other(attempt, order.checkpoint.manifest)
+        self._retries = {
+            action: retry for action, retry in self._retries.items() if action.attempt in orders.orders
         }
-        for rest in self._rests.values():
-            rest.waits = False  # There may be other sources now.
-        self.changes.ring()
+        for retry in self._retries.values():
+            retry.is_paused = False  # There may be other sources now.
+        self.changes.notify()
 
     def take_peers(self, peers: Peers) -> None:
-        """Take the keepers of the run."""
+        """Replace the list of the run's keepers."""
         self.peers = peers
-        self.changes.ring()
+        self.changes.notify()
 
     def attach(self, generation: int, world_size: int, rank: int, replicas: int) -> bool:
-        """Keep for a rank.
+        """Attach a rank of this node, whose parts this keeper is to hold.
+
+        Args:
+            generation: the rank's.
+            world_size: the number of ranks in this generation.
+            rank: the rank.
+            replicas: on how many further nodes each part is to be.
 
         Returns:
-            False if the rank is of an earlier generation than others were.
+            Whether the rank is attached; false if a rank of a later generation has attached before.
         """
         known = self.attachment
         if known is not None and generation < known.generation:
@@ -128,14 +133,14 @@ class Keeper:
         if known is not None and (known.generation, known.world_size) == (generation, world_size):
             ranks |= known.ranks
         self.attachment = Attachment(generation, world_size, frozenset(ranks), replicas)
-        self.changes.ring()
+        self.changes.notify()
         return True
 
     def report(self) -> Report:
-        """Return all that the coordinator is to know."""
+        """Return everything that the coordinator is to know."""
         holdings = {}
-        for attempt in sorted(self.files.shelf.attempts()):
-            kept = self.files.shelf.kept(attempt)
+        for attempt in sorted(self.files.verified.attempts()):
+            kept = self.files.verified.kept(attempt)
             if (one := holding(attempt, kept, self.files.order(attempt))) is not None:
                 holdings[attempt] = one
         return Report(self.attachment, holdings, self._used, self.files.quota, self._complete)
@@ -143,26 +148,26 @@ class Keeper:
     # ------------------------------------------------------------------ at the start
 
     async def verify_all(self) -> None:
-        """Verify what an earlier life has left, the newest attempt first."""
+        """Verify what was in the folder at the start, the newest attempt first."""
         for attempt in sorted(self.files.folder.attempts(), reverse=True):
             try:
                 await self.files.verify_attempt(attempt)
             except (OSError, ValueError) as error:
                 logger.warning("%s is not used: %s", self.files.folder.attempt(attempt), error)
         self._complete = True
-        self.changes.ring()
+        self.changes.notify()
 
     # ------------------------------------------------------------------ the orders
 
     async def run(self) -> None:
         """Carry out the orders until cancelled."""
         try:
-            # The bell rings for more than there is to do, and the decision costs little.
+            # Most changes need no action, but the decision is cheap.
             while True:
-                rung = self.changes.next()
+                changed = self.changes.next()
                 if self.files.orders is not None:
                     self._begin(self.files.orders)
-                await rung.wait()
+                await changed.wait()
         finally:
             for task in self._running.values():
                 task.cancel()
@@ -180,13 +185,13 @@ class Keeper:
 
     def _kept(self, orders: Orders) -> Mapping[SaveAttempt, Kept]:
         attempts = self.files.folder.attempts() | set(orders.orders)
-        return {attempt: self.files.shelf.kept(attempt) for attempt in attempts}
+        return {attempt: self.files.verified.kept(attempt) for attempt in attempts}
 
     def _begin(self, orders: Orders) -> None:
-        busy = {*self._running, *(action for action, rest in self._rests.items() if rest.waits)}
+        busy = {*self._running, *(action for action, retry in self._retries.items() if retry.is_paused)}
         for action in decide(Situation(orders, self._kept(orders), busy)):
-            alike = [one for one in self._running if _persists(one) == _persists(action)]
-            if len(alike) < (1 if _persists(action) else MAX_FILES):
+            same_kind = [one for one in self._running if _persists(one) == _persists(action)]
+            if len(same_kind) < (1 if _persists(action) else MAX_FILES):
                 task = asyncio.create_task(self._carry_out(action), name=f"muster-keeper-{action}")
                 self._running[action] = task
 
@@ -194,42 +199,42 @@ class Keeper:
         try:
             await self._act(action)
         except (OSError, ValueError) as error:
-            self._rest(action, error)
-        except Exception as error:  # A fault of this program must not stop the other orders.
+            self._retry_later(action, error)
+        except Exception as error:  # A bug in one action must not stop the others.
             logger.exception("cannot carry out %s", action)
-            self._rest(action, error)
+            self._retry_later(action, error)
         else:
-            self._rests.pop(action, None)
+            self._retries.pop(action, None)
         finally:
             del self._running[action]
             self._used = self.files.folder.used()
-            self.changes.ring()
+            self.changes.notify()
 
-    def _rest(self, action: Action, error: Exception) -> None:
-        rest = self._rests.setdefault(action, _Rest())
-        said = str(error)
-        if rest.said != said:
-            logger.warning("cannot carry out %s yet: %s", action, said)
-        rest.said, rest.waits = said, True
-        seconds = min(FIRST_REST * 2**rest.failures, MAX_REST)
-        rest.failures += 1
-        asyncio.get_running_loop().call_later(seconds, self._rested, action, rest)
+    def _retry_later(self, action: Action, error: Exception) -> None:
+        retry = self._retries.setdefault(action, _Retry())
+        reason = str(error)
+        if retry.last_error != reason:
+            logger.warning("cannot carry out %s yet: %s", action, reason)
+        retry.last_error, retry.is_paused = reason, True
+        seconds = min(FIRST_PAUSE * 2**retry.failures, MAX_PAUSE)
+        retry.failures += 1
+        asyncio.get_running_loop().call_later(seconds, self._end_pause, action, retry)
 
-    def _rested(self, action: Action, rest: _Rest) -> None:
-        if self._rests.get(action) is rest:
-            rest.waits = False
-            self.changes.ring()
+    def _end_pause(self, action: Action, retry: _Retry) -> None:
+        if self._retries.get(action) is retry:
+            retry.is_paused = False
+            self.changes.notify()
 
     async def _act(self, action: Action) -> None:
         match action:
             case GetHead(attempt):
-                await self.files.head(attempt)
+                await self.files.ensure_head(attempt)
             case VerifyFile(attempt, name):
-                await self.files.verified(attempt, await self.files.head(attempt), name)
+                await self.files.verify_file(attempt, await self.files.ensure_head(attempt), name)
             case FetchFile(attempt, name, _):
-                await self.files.file(attempt, name, is_copy=True)
+                await self.files.ensure_file(attempt, name, is_copy=True)
             case DeleteAttempt(attempt):
-                self.files.shelf.drop_attempt(attempt)
+                self.files.verified.drop_attempt(attempt)
                 await self.files.in_thread(lambda: self.files.folder.delete(attempt))
                 logger.info("deleted %s", attempt_name(attempt))
             case PersistPart(attempt, rank):
@@ -240,21 +245,21 @@ class Keeper:
     async def _persist(self, attempt: SaveAttempt, rank: int) -> None:
         if (order := self.files.order(attempt)) is None:
             return
-        head = await self.files.head(attempt)
+        head = await self.files.ensure_head(attempt)
         try:
             await self._persister.persist(order.checkpoint, head, self.files.folder.attempt(attempt), rank)
         except DamageError as error:
-            # It was whole when it was verified.
+            # The file has changed since it was verified.
             await self.files.verify_again(attempt, error.damage.file)
             raise OSError(str(error)) from error
-        self.files.shelf.put_persisted(attempt, rank)
+        self.files.verified.put_persisted(attempt, rank)
 
     async def _commit(self, attempt: SaveAttempt) -> None:
         if (order := self.files.order(attempt)) is None:
             return
-        head = await self.files.head(attempt)
+        head = await self.files.ensure_head(attempt)
         path = await self._persister.commit(order.checkpoint, head, self.files.folder.attempt(attempt))
-        self.files.shelf.put_committed(attempt, path)
+        self.files.verified.put_committed(attempt, path)
 
 
 def _persists(action: Action) -> bool:

@@ -1,4 +1,4 @@
-"""Decides what a keeper does next: a pure function of its orders, its folder, and what is under way."""
+"""Decides what a keeper does next: a pure function of its orders, its files, and its running actions."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class CommitPersisted:
 
 @dataclass(frozen=True, slots=True)
 class DeleteAttempt:
-    """Delete what is here of an attempt."""
+    """Delete the files of an attempt."""
 
     attempt: SaveAttempt
 
@@ -91,13 +91,13 @@ class Situation:
     kept: Mapping[SaveAttempt, Kept] = field(default_factory=dict)
     """By attempt, for all whose folders are here."""
     busy: Collection[Action] = frozenset()
-    """The actions that are under way, or have failed and wait for their next try."""
+    """The actions that are running, or have failed and wait for their next try."""
 
 
 def decide(now: Situation) -> Sequence[Action]:
     """Return the actions that are to begin, the most urgent first.
 
-    What is deleted makes room, so it comes first. Then the newest checkpoint is completed, then older ones.
+    Deletions come first, because they make room. Then the newest checkpoint is completed, then older ones.
     Persisting comes last.
     """
     deletions = [DeleteAttempt(attempt) for attempt in sorted(now.kept) if is_forgotten(now.orders, attempt)]
@@ -113,7 +113,7 @@ def decide(now: Situation) -> Sequence[Action]:
 
 
 def is_forgotten(orders: Orders, attempt: SaveAttempt) -> bool:
-    """Return whether what is here of an attempt is to be deleted."""
+    """Return whether the files of an attempt are to be deleted."""
     return attempt not in orders.orders and attempt < orders.forget_before
 
 
@@ -148,12 +148,12 @@ def _persisting(order: Order, kept: Kept) -> list[Action]:
 
 
 def holding(attempt: SaveAttempt, kept: Kept, order: Order | None) -> Holding | None:
-    """Return what to report of an attempt; None: nothing.
+    """Return what to report of an attempt; None if its head is not verified.
 
     Args:
         attempt: the attempt.
         kept: what is here of it.
-        order: the order about it; None: the coordinator has not named it.
+        order: the order about it; None if there is none.
     """
     if kept.parts is None:
         return None

@@ -1,4 +1,4 @@
-"""What the coordinator has been told, and what it has yet to hear. Pure."""
+"""Compares two reports of a keeper, so that only changes are sent. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,26 +9,29 @@ from muster.keeper.vocabulary import Attachment, Holding
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a keeper says of itself, or what has changed of it."""
+    """The state of a keeper as the coordinator hears it: all of it, or only what has changed."""
 
     attachment: Attachment | None = None
     holdings: Mapping[SaveAttempt, Holding] = field(default_factory=dict)
     used: int = 0
-    """Bytes."""
+    """Bytes that the folder takes."""
     quota: int = 0
-    """Bytes; 0 in what has changed: neither has."""
+    """Bytes that it may take. In a report of changes, 0 means that ``used`` and ``quota`` are unchanged."""
     is_complete: bool = False
-    """Whether all that is in the folder has been verified; in what has changed: since the last report."""
+    """Whether the whole folder has been verified. In a report of changes: whether that is new."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing."""
+        """Whether nothing has changed."""
         return self.attachment is None and not self.holdings and not self.quota and not self.is_complete
 
     def without(self, heard: "Report") -> "Report":
-        """Return what has changed since a report.
+        """Return what has changed since an earlier report.
 
-        A checkpoint of which nothing is left is reported as a holding without ranks.
+        A checkpoint that is no longer here is reported as a holding without ranks.
+
+        Args:
+            heard: what the coordinator has heard.
         """
         gone = {
             attempt: Holding(attempt, before.manifest_digest)
@@ -47,7 +50,7 @@ class Report:
         )
 
     def with_changes(self, changes: "Report") -> "Report":
-        """Return this report after further changes were heard."""
+        """Return this report with changes applied."""
         merged = replace(
             self,
             holdings={**self.holdings, **changes.holdings},

@@ -1,4 +1,4 @@
-"""A keeper's HTTP paths: files and notes for other keepers, and all others for the ranks of its node."""
+"""A keeper's HTTP paths. Other keepers may get files and notes; the other paths are for the node's ranks."""
 
 import asyncio
 import hmac
@@ -24,16 +24,17 @@ from muster.keeper.vocabulary import Attachment, attempt_name, parse_attempt
 logger = logging.getLogger(__name__)
 
 MAX_BODY = 64 * 2**20
-"""Bytes of a request: `take` names the notes of all ranks."""
+"""Largest body of a request, in bytes: ``take`` names the notes of all ranks."""
 MAX_NOTE = 2**30
-"""Bytes of a note."""
+"""Largest note that is fetched from another keeper, in bytes."""
 PIECE = 2**20
-"""Bytes that are encrypted at once."""
+"""Bytes that are read and encrypted at once, over TLS."""
 MAX_NUMBER = 2**31 - 1
+"""Largest number in a request: the ranks of the protocol are of type ``int32``."""
 ATTACH_PATIENCE = 5.0
-"""Seconds that an `attach` waits for the coordinator."""
+"""Seconds for which ``attach`` waits for the coordinator. The rank repeats the request."""
 SERVE_PATIENCE = 5.0
-"""Seconds that a peer's request waits for a file that is here, and is being verified."""
+"""Seconds for which a request waits for a file that is here, but not verified yet."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,8 +43,8 @@ class RefusedError(Exception):
     """A request is refused.
 
     Args:
-        status: of HTTP.
-        error: why, for people.
+        status: the HTTP status.
+        error: the reason, for people.
     """
 
     def __init__(self, status: int, error: str) -> None:
@@ -55,10 +56,10 @@ class Site:
     """A keeper's HTTP paths.
 
     Args:
-        keeper: what it serves.
-        transport: how notes come from other keepers.
-        threads: run what waits for disks and networks.
-        token: of this node's ranks.
+        keeper: answers the requests.
+        transport: fetches notes from other keepers.
+        threads: run calls that wait for a disk or the network.
+        token: the token that this node's ranks must show.
     """
 
     def __init__(self, keeper: Keeper, transport: Transport, threads: Executor, token: str) -> None:
@@ -69,9 +70,9 @@ class Site:
         self.is_ending = False
         """Whether the process that the keeper follows has ended."""
         self.was_asked = False
-        """Whether a rank has asked since then."""
+        """Whether a rank has tried to attach since then."""
         self.link: CoordinatorLink | None = None
-        """None: the keeper still verifies what it has."""
+        """None: the keeper is still starting."""
 
     def for_peers(self) -> web.Application:
         """Return the application for other keepers."""
@@ -91,7 +92,7 @@ class Site:
         app.router.add_get("/status", self._for_a_rank(self._status))
         return app
 
-    # ------------------------------------------------------------------ who may
+    # ------------------------------------------------------------------ tokens
 
     def _for_a_rank(self, handler: Handler) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
@@ -128,7 +129,7 @@ class Site:
         return await self._encrypted(request, path) if request.secure else web.FileResponse(path)
 
     async def _encrypted(self, request: web.Request, path: Path) -> web.StreamResponse:
-        """Send a file over TLS. There is no ``sendfile``, for which asyncio would read 16 KiB at a time."""
+        """Send a file over TLS: ``sendfile`` cannot, and asyncio's fallback reads only 16 KiB at a time."""
         try:
             asked = request.http_range
         except ValueError as error:
@@ -173,10 +174,10 @@ class Site:
         )
         if self.is_ending:
             self.was_asked = True
-            self._keeper.changes.ring()
+            self._keeper.changes.notify()
             raise RefusedError(503, "the process that this keeper follows has ended, and so does the keeper")
         if self.link is None:
-            raise RefusedError(503, "the keeper still verifies what it has")
+            raise RefusedError(503, "the keeper is still starting")
         if not self._keeper.attach(generation, world_size, rank, replicas):
             newer = self._keeper.attachment
             raise RefusedError(
@@ -234,7 +235,7 @@ class Site:
         if said.get("pieces") is True and (urls := self._keeper.files.elsewhere(attempt, name)):
             return web.json_response({"urls": urls, "token": self._keeper.peers.token})
         try:
-            path = await self._keeper.files.present(attempt, name, again=again is True)
+            path = await self._keeper.files.path_of(attempt, name, again=again is True)
         except NoSourceError as error:
             raise RefusedError(404, str(error)) from error
         except DamagedSourcesError as error:
@@ -273,7 +274,7 @@ class Site:
 
 @web.middleware
 async def _refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say every refusal in JSON."""
+    """Answer every refusal as JSON: ``{"error": …}``."""
     try:
         return await handler(request)
     except RefusedError as error:

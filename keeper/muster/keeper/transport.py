@@ -1,7 +1,7 @@
-"""The data plane: reads files of other keepers over HTTP, by several threads.
+"""The data plane: reads files of other keepers over HTTP, in several threads.
 
-Each thread has its connection for the time of one answer, and reads into a buffer that it uses again. The
-other keeper sends with ``sendfile``, so no byte passes through its interpreter.
+A thread has a connection to itself while it reads an answer, and reads into a buffer that it uses again.
+Without TLS, the other keeper sends with ``sendfile``, so no byte passes through its interpreter.
 """
 
 import http.client
@@ -21,11 +21,11 @@ READ_TIMEOUT = 20.0
 MAX_IDLE = 8
 """Idle connections that are kept for each keeper."""
 READ_AHEAD = 65_536
-"""Bytes of an answer that may have come with its headers, at most."""
+"""Largest number of bytes of the body that is taken from the buffer of the headers."""
 RECEIVE_BUFFER = 4 * 2**20
-"""Bytes that the kernel holds for a connection."""
+"""Size in bytes of the kernel's receive buffer of a connection."""
 MAX_ERROR = 2_000
-"""Bytes of an error's text that are read."""
+"""Largest number of bytes that are read of an error's text."""
 
 
 class TransportError(OSError):
@@ -50,11 +50,11 @@ class Stream(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the stream."""
+        """Release the connection."""
 
 
 class Transport(Protocol):
-    """How bytes come from other keepers. Several threads use it."""
+    """Fetches bytes from other keepers. Several threads use it."""
 
     def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> Stream:
         """Ask a keeper for bytes.
@@ -208,7 +208,7 @@ class HttpStream:
         return sock.recv_into(buffer, len(buffer), 0 if self._is_tls else socket.MSG_WAITALL)
 
     def close(self) -> None:
-        """Let go of the stream, and keep the connection if all was read."""
+        """Release the connection. It is used again if the whole answer was read."""
         self._response.close()
         if self._left == 0 and not self._response.will_close:
             self._transport.give_back(self._url, self._connection)
@@ -235,7 +235,10 @@ def read_all(stream: Stream, limit: int) -> bytes:
 
 
 def _wait_in_the_kernel(sock: socket.socket) -> None:
-    """Let one call fill a whole buffer: a timeout of Python's would end it with each packet."""
+    """Set the timeout in the kernel, so that one call can fill a whole buffer.
+
+    With a timeout of Python's, the socket does not block, and a call returns after each packet.
+    """
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(READ_TIMEOUT), 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)

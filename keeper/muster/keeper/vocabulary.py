@@ -1,4 +1,4 @@
-"""The words of a keeper: checkpoints, orders, and what a keeper holds."""
+"""The data types of a keeper: checkpoints, orders, and holdings."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestRe
 PERSISTED = "persisted"
 """The level of a checkpoint that is committed in shared storage."""
 HEAD = (MANIFEST, METADATA)
-"""The files that belong to no rank. A keeper that has any part of a checkpoint has both."""
+"""The head of a checkpoint: the two files that belong to no rank. A keeper that holds a part has both."""
 FIRST = SaveAttempt(0, 0)
 """No attempt is earlier."""
 _ATTEMPT = re.compile(r"(0|[1-9]\d{0,19})-(0|[1-9]\d{0,19})", re.ASCII)
@@ -82,7 +82,7 @@ class Peers:
     """The keepers of the current generation."""
 
     token: str = field(default="", repr=False)
-    """What a keeper shows to another one."""
+    """The bearer token that a keeper shows to another one."""
     keepers: tuple[Location, ...] = ()
 
     def of_rank(self, rank: int) -> str | None:
@@ -117,7 +117,7 @@ class UnusableManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Head:
-    """A verified manifest: what a checkpoint consists of.
+    """The verified manifest of a checkpoint. The keeper has verified torch's metadata against it, too.
 
     Args:
         reference: the size and digest of its file.

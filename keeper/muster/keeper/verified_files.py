@@ -1,0 +1,117 @@
+"""Which files a keeper has verified since it started. The record is lost with the process."""
+
+from dataclasses import dataclass, field
+
+from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.manifest import ManifestReference
+from muster.keeper.folder import KeeperFolder, Signature
+from muster.keeper.orders import Kept
+from muster.keeper.vocabulary import HEAD, Head
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The verified files of one attempt."""
+
+    head: Head
+    verified: dict[str, Signature] = field(default_factory=dict)
+    """By name: the signature that the file had when it was verified."""
+    persisted: set[int] = field(default_factory=set)
+    persisted_as: str = ""
+
+
+class VerifiedFiles:
+    """The files that a keeper has verified. Only the event loop's thread uses it.
+
+    Args:
+        folder: where the files are.
+    """
+
+    def __init__(self, folder: KeeperFolder) -> None:
+        self._folder = folder
+        self._attempts: dict[SaveAttempt, _Attempt] = {}
+
+    def attempts(self) -> set[SaveAttempt]:
+        """Return the attempts with a verified head."""
+        return set(self._attempts)
+
+    def head(self, attempt: SaveAttempt) -> Head | None:
+        """Return the verified head of an attempt; None if it has none."""
+        found = self._attempts.get(attempt)
+        return None if found is None else found.head
+
+    def put_head(self, attempt: SaveAttempt, head: Head) -> None:
+        """Record a verified head, whose two files are in the attempt's folder."""
+        found = self._attempts.get(attempt)
+        if found is None or found.head.reference != head.reference:
+            found = self._attempts[attempt] = _Attempt(head)
+        for name in HEAD:
+            if (signature := Signature.of(self._folder.file(attempt, name))) is not None:
+                found.verified[name] = signature
+
+    def put(self, attempt: SaveAttempt, name: str, signature: Signature) -> None:
+        """Record a verified file.
+
+        Args:
+            attempt: the attempt. If it was dropped meanwhile, nothing is recorded.
+            name: the file.
+            signature: of the file when its verification began.
+        """
+        if (found := self._attempts.get(attempt)) is not None:
+            found.verified[name] = signature
+
+    def drop(self, attempt: SaveAttempt, name: str) -> None:
+        """Remove a file from the record. If it belongs to the head, remove the whole attempt."""
+        found = self._attempts.get(attempt)
+        if found is None:
+            return
+        found.verified.pop(name, None)
+        if name in HEAD:
+            del self._attempts[attempt]
+
+    def drop_attempt(self, attempt: SaveAttempt) -> None:
+        """Remove an attempt from the record."""
+        self._attempts.pop(attempt, None)
+
+    def drop_other(self, attempt: SaveAttempt, reference: ManifestReference) -> None:
+        """Remove an attempt whose manifest is not the named one."""
+        found = self._attempts.get(attempt)
+        if found is not None and found.head.reference != reference:
+            del self._attempts[attempt]
+
+    def has(self, attempt: SaveAttempt, name: str) -> bool:
+        """Return whether a file is here and unchanged since it was verified. Drop it if it has changed."""
+        found = self._attempts.get(attempt)
+        known = None if found is None else found.verified.get(name)
+        if known is None:
+            return False
+        if Signature.of(self._folder.file(attempt, name)) == known:
+            return True
+        self.drop(attempt, name)
+        return False
+
+    def put_persisted(self, attempt: SaveAttempt, rank: int) -> None:
+        """Record that a rank's part is in shared storage."""
+        if (found := self._attempts.get(attempt)) is not None:
+            found.persisted.add(rank)
+
+    def put_committed(self, attempt: SaveAttempt, path: str) -> None:
+        """Record where a checkpoint was committed in shared storage."""
+        if (found := self._attempts.get(attempt)) is not None:
+            found.persisted_as = path
+
+    def kept(self, attempt: SaveAttempt) -> Kept:
+        """Return what is here of an attempt."""
+        files = self._folder.files(attempt)
+        found = self._attempts.get(attempt)
+        if found is None:
+            return Kept(unverified=files)
+        verified = frozenset(found.verified) & files
+        return Kept(
+            found.head.parts,
+            bytes.fromhex(found.head.reference.digest),
+            verified,
+            files - verified,
+            frozenset(found.persisted),
+            found.persisted_as,
+        )

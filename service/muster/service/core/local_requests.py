@@ -1,4 +1,4 @@
-"""What keepers and ranks ask of a run's local checkpoints: checked, and handed to the run's tier."""
+"""Checks the requests of keepers and ranks about local checkpoints, and hands them to the run's tier."""
 
 from muster.service.core.checks import MAX_STEP, Checks, invalid
 from muster.service.core.local import refusals
@@ -27,13 +27,13 @@ from muster.service.core.vocabulary.refusal import Refusal
 MAX_HOLDINGS = 64
 """Checkpoints of one run that a keeper may report at once."""
 MAX_REPLICAS = 16
-"""Copies of a part that may be asked for."""
+"""Largest number of copies of a part."""
 MAX_URL_BYTES = 1_024
 """Length of a keeper's URL, or of a place in shared storage, in UTF-8."""
 DIGEST_BYTES = 16
 """Length of a manifest's digest: XXH3 with 128 bits."""
 MAX_BYTES = 2**63 - 1
-"""Largest number of bytes."""
+"""Largest size of a manifest or a checkpoint, in bytes: the largest signed 64-bit number."""
 
 
 class LocalRequests:
@@ -41,10 +41,10 @@ class LocalRequests:
 
     Args:
         registry: knows the runs.
-        reaper: learns that a run was used.
-        checks: the checks of names and generations.
-        limits: the bounds.
-        sessions: counts the open streams.
+        reaper: is told that a run was used.
+        checks: checks names and generations.
+        limits: the configured bounds.
+        sessions: counts the open sessions, among which keepers must fit.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LocalRequests:
         self._limits = limits
         self._sessions = sessions
         self._tiers: dict[SessionId, LocalTier] = {}
-        """The streams and calls that wait, each with its run's checkpoints."""
+        """By the session of an open stream or a waiting call: the tier of its run."""
 
     def handle(self, event: LocalEvent, now: Instant, effects: Effects) -> None:
         """Carry out a request, or refuse it."""

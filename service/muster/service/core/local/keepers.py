@@ -14,20 +14,20 @@ class Keeper:
 
     info: KeeperInfo
     session: SessionId | None = None
-    """Its stream; None: it is away."""
+    """Its stream; None: it is not connected."""
     attachment: Attachment | None = None
     holdings: dict[Attempt, Holding] = field(default_factory=dict)
     disk: Disk = field(default_factory=Disk)
     is_complete: bool = False
     """Whether it has verified all that it found in its folder."""
     told: Orders | None = None
-    """Its orders, as it was told them last."""
+    """The orders that were sent to it last; None: none on this stream."""
     starves_for: set[tuple[Attempt, int]] = field(default_factory=set)
-    """The parts that it may need, and that no other connected keeper has."""
+    """The attempts and ranks whose parts it may need, and that no connected keeper has."""
 
     @property
     def domain(self) -> str:
-        """What fails together with it."""
+        """The failure domain of its node. A node without one is a domain of its own."""
         return self.info.domain or f"node {self.info.id}"
 
 
@@ -39,11 +39,11 @@ class Keepers:
         self.generation = 0
         """The newest generation for which a keeper is attached."""
         self.placement: dict[str, tuple[str, ...]] = {}
-        """By the id of a keeper: the ids of those that get copies of its parts."""
+        """By the id of a keeper: the ids of the keepers that get copies of its parts."""
         self._origins: dict[str, list[Keeper]] = {}
-        """By the id of a keeper: those whose parts are copied to it."""
+        """By the id of a keeper: the keepers whose parts are copied to it."""
         self._placed: tuple[tuple[Node, ...], int] | None = None
-        """What was placed: the keepers, and the number of copies."""
+        """The input of the current placement: the nodes, and the number of copies; None: no placement."""
         self._previous: dict[str, tuple[str, ...]] = {}
         """The placement of the generation before."""
 
@@ -81,7 +81,11 @@ class Keepers:
         return attachment.ranks if attachment is not None else frozenset()
 
     def attach(self, keeper: Keeper, attachment: Attachment) -> bool:
-        """Attach a keeper to ranks. Returns whether that changes anything."""
+        """Attach a keeper to ranks. An attachment of an earlier generation is ignored.
+
+        Returns:
+            Whether that changes anything.
+        """
         if keeper.attachment == attachment or attachment.generation < self.generation:
             return False
         for other in self.current() if attachment.generation == self.generation else ():
@@ -92,7 +96,7 @@ class Keepers:
         keeper.attachment = attachment
         if attachment.generation > self.generation:
             self.generation = attachment.generation
-            self._forget_former()
+            self._remove_disconnected()
         return True
 
     def covers(self, world_size: int) -> bool:
@@ -105,10 +109,10 @@ class Keepers:
         return len(ranks) == world_size
 
     def place(self) -> bool:
-        """Decide which keepers get copies of the parts of each one, with few changes to the last placement.
+        """Place copies again if the nodes, their domains or the number of copies have changed.
 
         Returns:
-            Whether anything that counts for that has changed.
+            Whether they have changed.
         """
         current = self.current()
         nodes = tuple(Node(keeper.info.id, keeper.info.domain) for keeper in current)
@@ -116,7 +120,7 @@ class Keepers:
         if self._placed == (nodes, replicas):
             return False
         self._placed = nodes, replicas
-        previous = self.placement or self._previous or self._found(current)
+        previous = self.placement or self._previous or self._placement_of_holdings(current)
         self.placement = place(nodes, replicas, previous)
         self._origins = {}
         for origin, holders in self.placement.items():
@@ -128,8 +132,8 @@ class Keepers:
         """Return the keepers whose parts are copied to a keeper."""
         return self._origins.get(keeper.info.id, ())
 
-    def _found(self, current: Sequence[Keeper]) -> dict[str, tuple[str, ...]]:
-        """Return the placement of an earlier coordinator, by what keepers have of the current generation."""
+    def _placement_of_holdings(self, current: Sequence[Keeper]) -> dict[str, tuple[str, ...]]:
+        """Return the placement of an earlier coordinator, as the keepers' holdings show it."""
         holders: dict[int, dict[str, None]] = {}
         for keeper in current:
             for holding in keeper.holdings.values():
@@ -141,8 +145,8 @@ class Keepers:
             for keeper in current
         }
 
-    def _forget_former(self) -> None:
-        """In a new generation: forget the keepers that are away. The placement is made again."""
+    def _remove_disconnected(self) -> None:
+        """Start a new generation: remove the keepers that are not connected, and clear the placement."""
         self._previous = self.placement or self._previous
         self.placement, self._origins, self._placed = {}, {}, None
         for keeper in [one for one in self if one.session is None]:

@@ -1,4 +1,4 @@
-"""Why a request about local checkpoints is refused."""
+"""The refusals of requests about local checkpoints."""
 
 from muster.service.core.vocabulary.local import Attempt, KeeperInfo
 from muster.service.core.vocabulary.refusal import Reason, Refusal
@@ -18,7 +18,7 @@ def attempt_superseded(run_id: str, attempt: Attempt) -> Refusal:
 
 
 def recovery_superseded(run_id: str, generation: int, number: int) -> Refusal:
-    """Return the refusal of a rank that asks for a decision that others have gone beyond."""
+    """Return the refusal of a rank that asks for an outdated decision."""
     return Refusal(
         Reason.RECOVERY_SUPERSEDED,
         f"the ranks of run {run_id} have gone beyond decision {number} of generation {generation} on what to "
@@ -27,7 +27,7 @@ def recovery_superseded(run_id: str, generation: int, number: int) -> Refusal:
 
 
 def keeper_replaced(run_id: str, keeper: KeeperInfo) -> Refusal:
-    """Return the end of a keeper's stream for which another one has come."""
+    """Return the refusal that ends a keeper's stream when the keeper opens another one."""
     return Refusal(
         Reason.SESSION_REPLACED,
         f"keeper {keeper.id} of run {run_id} has opened another stream, from {keeper.url}. This one is over.",
@@ -35,7 +35,7 @@ def keeper_replaced(run_id: str, keeper: KeeperInfo) -> Refusal:
 
 
 def keeper_unknown(run_id: str, keeper_id: str) -> Refusal:
-    """Return the refusal of a report without a stream."""
+    """Return the refusal of a report whose keeper has no open stream."""
     return Refusal(
         Reason.KEEPER_NOT_CONNECTED,
         f"keeper {keeper_id} of run {run_id} has no open stream here. Open one with all that it has; then "

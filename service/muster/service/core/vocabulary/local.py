@@ -107,7 +107,7 @@ class ConnectKeeper:
     is_complete: bool
     """Whether it has verified all that it found in its folder."""
     new_token: str
-    """A fresh secret, for the run's keepers among themselves if they have none."""
+    """A new secret. It becomes the token of the run's keepers if they have none yet."""
     attachment: Attachment | None = None
 
 
@@ -190,7 +190,7 @@ class Orders:
 
     checkpoints: tuple[Order, ...]
     forget_before: Attempt
-    """What earlier attempts have left may be deleted, unless their checkpoint is named."""
+    """Files of earlier attempts may be deleted, unless an order names their checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class LocalCheckpointCalls:
             if time.monotonic() + PAUSE >= deadline:
                 raise ConnectError(
                     f"the coordinator at {self._endpoint} did not {what} within {timeout:g} s; last error: "
-                    f"{why}. See muster checkpoint list, and that it runs: muster get runs."
+                    f"{why}. See muster get checkpoints, and that it runs: muster get runs."
                 )
             if not waits:
                 outage.failed(why)

@@ -11,9 +11,9 @@ from pathlib import Path
 from muster.checkpoint.committed import SaveAttempt, run_mark
 
 NOTES = ".notes"
-"""In the folder of an attempt: what this node's ranks tell other ranks."""
+"""In an attempt's folder: the folder of the notes that this node's ranks leave for other ranks."""
 LOG_TAIL = 2_000
-"""Bytes of the keeper's log that an error quotes."""
+"""Largest number of bytes of the keeper's log that an error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class KeeperLife:
     url: str
     """Where ranks of this node reach it."""
     token: str
-    """What they show it."""
+    """The bearer token that these ranks show it."""
     id: str
     """The same in all lives."""
 
@@ -65,7 +65,7 @@ class LocalFolder:
 
     @property
     def log(self) -> Path:
-        """What the keeper logs."""
+        """The keeper's log file."""
         return self.path / "keeper.log"
 
     def keeper(self) -> KeeperLife | None:

@@ -1,4 +1,4 @@
-"""What a rank asks the keeper of its node, over HTTP on the loopback interface."""
+"""The requests of a rank to the keeper of its node, over HTTP on the loopback interface."""
 
 import base64
 import http.client
@@ -22,7 +22,7 @@ from muster.worker.saves.local.remote_file import RemotePlace, can_read
 logger = logging.getLogger(__name__)
 
 LOOK_TIMEOUT = 5.0
-"""Seconds in which a keeper must answer that it lives."""
+"""Longest time in seconds for the answer to a check that the keeper lives."""
 FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0
 """Seconds between two attempts; each is twice as long as the one before."""
 FETCH_PATIENCE = 30.0
@@ -260,7 +260,7 @@ class KeeperClient:
         return known
 
     def _drop(self) -> None:
-        """Forget the keeper's life, which may have ended; a connection that was idle for long has, too."""
+        """Forget the keeper and its idle connections, since it may have ended."""
         with self._lock:
             self._life = None
         self.close()

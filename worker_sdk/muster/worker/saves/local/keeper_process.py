@@ -13,7 +13,7 @@ from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0
-"""Seconds in which a keeper must be ready. It takes one or two; its imports take longer on a busy machine."""
+"""Seconds in which a keeper must be ready. It takes about half a second, and longer on a busy machine."""
 INTERVAL = 0.05
 """Seconds between two looks."""
 

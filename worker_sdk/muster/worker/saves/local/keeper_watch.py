@@ -1,6 +1,6 @@
-"""Notices that the keeper has ended, between two requests.
+"""Notices between two requests that the keeper has ended, and replaces it.
 
-Other nodes may need what this node's keeper has while this rank waits for them, and asks its keeper nothing.
+While this rank waits for other nodes, it sends its keeper no request. But they may need the keeper's files.
 """
 
 import logging
@@ -18,12 +18,13 @@ from muster.worker.saves.local.folder import KeeperLife
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 5.0
+"""Seconds for one attempt to connect."""
 FIRST_PAUSE, MAX_PAUSE = 0.1, 30.0
-"""Seconds between two lives that end at once; each pause is twice as long as the one before."""
+"""Seconds between two replacements. Each pause is twice as long as the one before."""
 STEADY = 60.0
-"""Seconds after which a life counts as a long one."""
+"""Seconds after which the end of a keeper resets the pause."""
 END_TIMEOUT = 2.0
-"""Seconds that the end of the thread is waited for. It is a daemon."""
+"""Longest wait in seconds for the end of the thread, which is a daemon thread."""
 
 
 class KeeperWatch:

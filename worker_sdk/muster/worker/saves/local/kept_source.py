@@ -1,4 +1,4 @@
-"""Reads a local checkpoint's files, which the keeper of this node has or fetches."""
+"""Reads the files of a local checkpoint through the keeper of this node."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ class KeptSource:
         keeper: this node's.
         attempt: the checkpoint.
         folder: where its files are on this node.
-        timeout: seconds for all that is fetched.
+        timeout: seconds for all fetches together.
     """
 
     def __init__(self, keeper: KeeperClient, attempt: SaveAttempt, folder: Path, timeout: float) -> None:
@@ -30,7 +30,7 @@ class KeptSource:
         self._folder = folder
         self._deadline = time.monotonic() + timeout
         self._known: dict[str, Path | RemotePlace] = {}
-        """By name: where the keeper has said that files are."""
+        """By name: the place that the keeper has named."""
         self._remote: dict[str, RemoteFile] = {}
         """By name: files of other nodes, with their connections. A load opens a file for each item."""
         self._damaged: set[str] = set()
@@ -81,7 +81,7 @@ class KeptSource:
             raise DamageError(Damage.found(name, str(error))) from error
 
     def distrust(self, name: str) -> None:
-        """Note that wrong bytes were read from a file."""
+        """Record that wrong bytes were read from a file."""
         with self._lock:
             self._known.pop(name, None)
             self._damaged.add(name)

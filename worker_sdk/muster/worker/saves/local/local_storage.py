@@ -20,8 +20,8 @@ from muster.worker.saves.storage.rank_write import METADATA
 from muster.worker.saves.storage.written import check_files
 
 COMMIT_PART = 0.9
-"""The part of a save's timeout that its commit may take on rank 0. The other ranks wait for it for the whole
-timeout, and must hear why it failed."""
+"""Share of a save's timeout that its commit may take on rank 0. The other ranks wait for the whole timeout.
+So they hear why a commit failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class PendingLocal:
         return StepWriter(self._path, self._path)
 
     def leave(self, note: str, data: bytes) -> None:
-        """Tell other ranks something. The keeper of this node hands it on."""
+        """Leave a note for other ranks. The keeper of this node serves it."""
         (self._path / NOTES / note).write_bytes(data)
         sync(self._path)  # The writer has synced the files' content, but not their names.
         sync(self._path.parent)
@@ -150,7 +150,7 @@ class PendingLocal:
 
 
 def rank_of(note: str) -> int:
-    """Return the rank that leaves a note: rank 0 leaves each rank its share of the plan, all others are own.
+    """Return the rank that leaves a note. Rank 0 leaves every ``share``; a rank leaves all others itself.
 
     Raises:
         ValueError: no rank leaves such a note.

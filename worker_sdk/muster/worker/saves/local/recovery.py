@@ -1,4 +1,4 @@
-"""The course of one recovery, without I/O: when to ask for another decision, and when to give up.
+"""The state machine of one recovery, without I/O: when to ask for another decision, and when to give up.
 
 All ranks get the same decisions and hear of the same damage, so all come to the same result.
 """

@@ -1,6 +1,6 @@
-"""Reads pieces of a file that other keepers have, without fetching all of it.
+"""Reads pieces of a file from other keepers, without fetching the whole file.
 
-A tensor that all ranks have is written by one of them, so each rank needs small pieces of other ranks' parts.
+A replicated tensor is written by one rank and read by all, so each rank needs small pieces of others' parts.
 """
 
 import http.client
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 READ_TIMEOUT = 30.0
-"""Seconds in which a keeper must send the next bytes."""
+"""Longest time in seconds until a keeper sends the next bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class RemotePlace:
     urls: tuple[str, ...]
     """The file's URL on each keeper that has it."""
     token: str
-    """What these keepers want to see."""
+    """The bearer token for these keepers."""
 
 
 class RemoteFile:
@@ -42,8 +42,7 @@ class RemoteFile:
         """Return up to ``length`` bytes from an offset on; fewer only at the file's end.
 
         Raises:
-            FileNotFoundError: no keeper has it any more.
-            OSError: none of them answers.
+            FileNotFoundError: no keeper can send it; the message has the error of each.
         """
         buffer = bytearray(length)
         return bytes(buffer[: self.read_into(offset, memoryview(buffer))])
@@ -55,8 +54,7 @@ class RemoteFile:
             How many bytes it got: fewer than its length only at the file's end.
 
         Raises:
-            FileNotFoundError: no keeper has it any more.
-            OSError: none of them answers.
+            FileNotFoundError: no keeper can send it; the message has the error of each.
         """
         if not buffer.nbytes:
             return 0
@@ -107,5 +105,5 @@ def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> int:
 
 
 def can_read(urls: Sequence[str]) -> bool:
-    """Return whether this process can read from these keepers: not those that ask for certificates."""
+    """Return whether a rank can read from these keepers itself. It has no certificate for HTTPS."""
     return bool(urls) and all(url.startswith("http://") for url in urls)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ATTACH_TIMEOUT = 600.0
 """Seconds in which the coordinator must know this rank's keeper; as for joining a group."""
 STATUS_TIMEOUT = 30.0
-"""Seconds for a question what the keeper has."""
+"""Seconds for a request of the keeper's status."""
 
 _prefixes: dict[tuple[str, int], str] = {}
 """By run and generation: the group whose saves are local ones. Attempts are numbered by its barriers."""
@@ -103,9 +103,10 @@ class LocalTier:
         )
 
     def attach_again(self) -> None:
-        """As :meth:`attach`, when a save is written: a keeper that has ended since the last one is replaced.
+        """Attach as :meth:`attach` does, when a save is written, and log a failure instead of raising it.
 
-        If that fails, it is logged: the save may still be a local checkpoint.
+        A keeper that has ended since the last save is replaced. Without one, the save may still be a local
+        checkpoint.
         """
         try:
             self.attach()

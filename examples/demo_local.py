@@ -1,4 +1,4 @@
-"""The last chapter of the demo: checkpoints on the nodes' own disks."""
+"""The last chapter of the demo: a job with local checkpoints loses a node and its disk."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ class LocalDemo:
         headline(f"another job keeps its checkpoints on the disks of its {NODES} nodes, with one copy each")
         for _ in range(NODES):
             self._add_node()
-        step = demo_local_rank.PAUSE
+        step = demo_local_rank.PAUSE_STEP
         saved = self._audience.wait_for("committed", 0, NODES, step)
         self._wait_for_copies(step)
         endpoint = f"--endpoint={self._coordinator.endpoint}"
@@ -53,7 +53,7 @@ class LocalDemo:
         victim.kill([saved[1].pid, json.loads(keeper.read_text())["pid"]])
         shutil.rmtree(disk)
         shared.rename(self._folder / "unreachable")
-        demo_local_rank.go(self._folder).touch()
+        demo_local_rank.continue_file(self._folder).touch()
         lost = time.monotonic()
         self._add_node()
         resumed = self._audience.wait_for("resumed", 1, NODES)

@@ -1,4 +1,4 @@
-"""A rank of the demo's last job, which keeps its checkpoints on the nodes: ``FOLDER STEPS LOCAL``."""
+"""A rank of the demo's job with local checkpoints. Arguments: ``FOLDER STEPS LOCAL_FOLDER``."""
 
 import os
 import sys
@@ -9,12 +9,12 @@ from pathlib import Path
 from demo_rank import Rank
 from training_job import train
 
-PAUSE = 100
-"""The step that is saved last before a node is lost: all ranks wait until it has been."""
+PAUSE_STEP = 100
+"""The last step that is saved before a node is lost. All ranks then wait until the demo has killed it."""
 
 
-def go(folder: Path) -> Path:
-    """The file by which the demo lets the ranks go on."""
+def continue_file(folder: Path) -> Path:
+    """Return the path of the file that the demo makes when the node is lost, so that the ranks continue."""
     return folder / "node-is-lost"
 
 
@@ -25,7 +25,7 @@ def main() -> None:
 
     def tell(kind: str, step: int, text: str) -> None:
         rank.tell(kind, step, text)
-        while (kind, step) == ("committed", PAUSE) and not go(folder).exists():
+        while (kind, step) == ("committed", PAUSE_STEP) and not continue_file(folder).exists():
             time.sleep(0.05)
 
     try:

@@ -153,7 +153,7 @@ def holding(attempt: SaveAttempt, kept: Kept, order: Order | None) -> Holding | 
     Args:
         attempt: the attempt.
         kept: what is here of it.
-        order: the order about it; None if there is none.
+        order: the order about it; None: no order names it.
     """
     if kept.parts is None:
         return None

@@ -39,7 +39,7 @@ def test_rank_of_an_earlier_generation_is_refused(nodes: Nodes, service: FakeSer
     assert list(service.keepers[a.id].attachment.ranks) == [0]
 
 
-def test_request_that_is_not_as_agreed_is_refused(nodes: Nodes, service: FakeService):
+def test_malformed_request_is_refused(nodes: Nodes, service: FakeService):
     a = nodes.add("a")
     fields = {"generation": 1, "world_size": 4, "rank": 2, "replicas": 1}
     assert a.post("/attach", **{**fields, "rank": -1}).status == 400
@@ -119,7 +119,7 @@ def test_keeper_commits_in_shared_storage_before_it_ends(
     assert (tmp_path / "shared" / "step-0000000010").exists()
 
 
-def test_keeper_that_has_nothing_to_follow_leaves_its_folder_to_the_next_rank(
+def test_keeper_ends_when_a_rank_attaches_after_its_agent_has_ended(
     nodes: Nodes, service: FakeService, followed: "subprocess.Popen[bytes]", tmp_path: Path
 ):
     a = nodes.add("a", f"--follow={followed.pid}", ranks=[0], world_size=1)

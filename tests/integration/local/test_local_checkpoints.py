@@ -73,7 +73,7 @@ def test_copy_that_is_damaged_after_its_keeper_verified_it_is_replaced(job: Loca
     assert job.all("resume") == ["step 1, local"] * 3
 
 
-def test_all_copies_of_a_newest_part_damaged_lead_to_the_step_before(job: LocalJob):
+def test_step_before_is_resumed_if_all_copies_of_a_part_are_damaged(job: LocalJob):
     job.begin(persist_every=100)
     job.save(1, 2, wait_for="replicated")
     job.begin()
@@ -182,7 +182,7 @@ def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path
 
 
 @pytest.mark.timeout(900)
-def test_keepers_that_die_while_ranks_load_change_nothing_but_the_time(job: LocalJob, thorough: bool):
+def test_killed_keepers_delay_a_load_but_do_not_change_it(job: LocalJob, thorough: bool):
     """One node has lost its disk, and a keeper dies at any moment of the resume."""
     chance = random.Random(33)
     job.begin(persist_every=1000)

@@ -1,11 +1,11 @@
-"""Faults in a job whose checkpoints are on its nodes, and what it must resume from after each of them.
+"""Injects faults into a job with local checkpoints, and compares what it resumes from with a model.
 
-``python -m tests.support.saves.local_chaos --rounds 120`` runs many rounds, and prints what was done.
+``python -m tests.support.saves.local_chaos --rounds 120`` runs many rounds, and prints what it did.
 
-Each round begins a generation, resumes, saves, and is then hit by some faults. At most one node loses its
-disk or has its copies damaged in a round, as the one copy of each part allows. So a plain model knows the
-steps that the next round may resume from: the newest one, if all disks are whole; else any from the newest
-one with copies on.
+Each round begins a generation, resumes, saves, and then injects some faults. Each part has one copy, so at
+most one node loses its disk or has files damaged in a round. So a plain model knows the steps that the next
+round may resume from. If no node was hurt, that is the newest step. Else it is any step from the newest
+replicated one on. A fault counts only if it did something.
 """
 
 import argparse
@@ -42,16 +42,16 @@ class Chaos:
     random: Random
     faults: Counter[str] = field(default_factory=Counter)
     steps: int = 0
-    """Steps that were saved, in all rounds."""
+    """The number of saves in all rounds, which is also the newest step."""
     newest: int | None = None
-    """The newest step that all ranks have finalized since the last recovery, or resumed from."""
+    """The newest step that all ranks have finalized or resumed from; None: there is none."""
     copied: int | None = None
-    """The newest one of these with a copy of each part."""
+    """The newest step of this round that was finalized as replicated."""
     is_hurt: bool = False
-    """Whether a node has lost its disk or its files since then."""
+    """Whether a node has lost its disk or had files damaged since then."""
 
     def round(self) -> None:
-        """Begin a generation, resume, save, and do damage."""
+        """Begin a generation, resume, save, and inject faults."""
         job = self.job
         begun = job.begin()
         assert begun == [None] * NODES, begun
@@ -94,7 +94,7 @@ class Chaos:
     # ------------------------------------------------------------------ faults
 
     def _disturb(self) -> None:
-        """Do something while the ranks resume."""
+        """Inject a fault, or none, while the ranks resume."""
         match self.random.choice(["nothing", "coordinator", "keeper", "stopped keeper"]):
             case "coordinator":
                 self.faults["coordinator killed while it decides"] += 1
@@ -102,18 +102,17 @@ class Chaos:
                 self.coordinator.kill()
                 self.coordinator.start()
             case "keeper":
-                self.faults["keeper killed while ranks resume"] += 1
                 time.sleep(self.random.random() * 0.3)
-                self._any_node().kill_keeper()
+                self.faults["keeper killed while ranks resume"] += self._any_node().kill_keeper()
             case "stopped keeper":
-                self.faults["keeper stopped while ranks resume"] += 1
                 pid = self._any_node().keeper
                 if pid is not None:
+                    self.faults["keeper stopped while ranks resume"] += 1
                     os.kill(pid, signal.SIGSTOP)
                     threading.Timer(PAUSE, lambda: _continue(pid)).start()
 
     def _hurt(self) -> None:
-        """Do damage between two generations."""
+        """Inject faults between two generations."""
         job, random = self.job, self.random
         victim = self._any_node()
         for fault in random.sample(
@@ -125,22 +124,23 @@ class Chaos:
                     victim.lose()
                     self.is_hurt = True
                 case "flip":
-                    self.faults["files flipped on a node"] += 1
-                    for path in sorted(victim.kept.glob("*/*.distcp")):
-                        if random.random() < 0.7:
-                            victim.flip(path.parent.name, path.name)
-                    self.is_hurt = True
+                    files = sorted(victim.kept.glob("*/*.distcp"))
+                    chosen = [path for path in files if random.random() < 0.7]
+                    for path in chosen:
+                        victim.flip(path.parent.name, path.name)
+                    self.faults["files flipped on a node"] += bool(chosen)
+                    self.is_hurt |= bool(chosen)
                 case "keepers":
                     for node in random.sample(job.nodes, random.randint(1, NODES)):
-                        self.faults["keeper killed between generations"] += 1
-                        node.kill_keeper()
+                        self.faults["keeper killed between generations"] += node.kill_keeper()
                 case "coordinator":
                     self.faults["coordinator killed between generations"] += 1
                     self.coordinator.kill()
                     self.coordinator.start()
                 case "shared":
-                    self.faults["shared storage away"] += 1
+                    # It stays away for good, so that counts once.
                     if job.shared.is_dir() or not job.shared.exists():
+                        self.faults["shared storage away"] += 1
                         job.hide_shared()
 
     def _any_node(self) -> Node:

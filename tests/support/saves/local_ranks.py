@@ -1,4 +1,4 @@
-"""Ranks that save to the disks of their nodes, as real processes, with real keepers."""
+"""Ranks with local checkpoints: real processes, and the real keepers that they start."""
 
 import json
 import logging
@@ -50,11 +50,11 @@ class Node:
             return None
         return pid
 
-    def kill_keeper(self, number: int = signal.SIGKILL) -> None:
-        """Kill its keeper, if there is one."""
+    def kill_keeper(self, number: int = signal.SIGKILL) -> bool:
+        """Kill its keeper. Returns whether there was one."""
         pid = self.keeper
         if pid is None:
-            return
+            return False
         handle = os.pidfd_open(pid)
         try:
             os.kill(pid, signal.SIGCONT)
@@ -62,19 +62,22 @@ class Node:
             until(lambda: _ended(pid), "the keeper does not end")
         finally:
             os.close(handle)
+        return True
 
     def lose(self) -> None:
         """Lose its keeper and its disk."""
         self.kill_keeper()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def flip(self, attempt: str, name: str) -> None:
-        """Flip a bit of a file, if it is here."""
+    def flip(self, attempt: str, name: str) -> bool:
+        """Flip a bit of a file. Returns whether the file is here."""
         path = self.kept / attempt / name
-        if path.exists():
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+        if not path.exists():
+            return False
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        return True
 
     def remove(self, attempt: str, name: str) -> None:
         """Remove a file, if it is here, or all of it was fetched already."""

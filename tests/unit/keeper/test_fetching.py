@@ -116,7 +116,7 @@ def test_partial_file_of_any_content_is_completed(
     assert [one.name for one in folder.iterdir()] == ["f"]
 
 
-def test_what_is_there_is_not_fetched_again(tmp_path: Path):
+def test_segments_in_the_partial_file_are_not_fetched_again(tmp_path: Path):
     content = random.Random(1).randbytes(100)
     (tmp_path / ".f.fetch").write_bytes(content[:65])
     transport = FakeTransport({"a": whole(content)})
@@ -124,7 +124,7 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path):
     assert transport.asked == [("a", "/f", 60)]
 
 
-def test_fetch_goes_on_after_its_last_verified_segment_when_a_source_breaks_off(tmp_path: Path):
+def test_fetch_continues_after_its_last_verified_segment(tmp_path: Path):
     content = random.Random(2).randbytes(100)
     breaks = iter([50, None])
     transport = FakeTransport({"a": lambda _: (content, next(breaks))})
@@ -132,9 +132,7 @@ def test_fetch_goes_on_after_its_last_verified_segment_when_a_source_breaks_off(
     assert [offset for _, _, offset in transport.asked] == [0, 40]
 
 
-def test_source_with_other_bytes_is_asked_to_verify_and_then_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_source_with_wrong_bytes_is_asked_to_verify_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     content = random.Random(3).randbytes(100)
     flipped = bytearray(content)
     flipped[50] ^= 1
@@ -148,7 +146,7 @@ def test_source_with_other_bytes_is_asked_to_verify_and_then_left(
     assert "http://a sent a damaged copy of the file (the segment at offset 40" in caplog.text
 
 
-def test_source_that_drops_its_damaged_copy_is_left(tmp_path: Path):
+def test_source_that_drops_its_damaged_copy_is_not_asked_again(tmp_path: Path):
     content = random.Random(4).randbytes(40)
 
     def answer(path: str) -> tuple[bytes, int | None]:

@@ -82,7 +82,7 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 @given(situations(), st.data())
-def test_what_is_under_way_is_not_begun_again_and_hides_nothing_else(now: Situation, data: st.DataObject):
+def test_busy_actions_are_left_out_and_no_others(now: Situation, data: st.DataObject):
     actions = decide(now)
     assert len(set(actions)) == len(actions)
     busy = data.draw(st.frozensets(st.sampled_from(actions))) if actions else frozenset[Action]()
@@ -165,7 +165,7 @@ def test_report_names_exactly_the_parts_that_are_verified(now: Situation):
         assert {rank for rank, part in here.parts.items() if part and part <= here.verified} <= said.ranks
 
 
-def test_room_is_made_first_and_the_newest_checkpoint_is_completed_before_older_ones():
+def test_deletions_come_first_then_newer_checkpoints():
     first, second, third, fourth = ATTEMPTS
     given_orders = Orders(
         {

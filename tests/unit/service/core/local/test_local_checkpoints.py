@@ -144,7 +144,7 @@ def test_next_decision_does_without_the_copies_that_were_damaged():
     assert refused(job, job.recover(1, 0)) is Reason.RECOVERY_SUPERSEDED
 
 
-def test_without_a_whole_local_checkpoint_shared_storage_is_resumed_from():
+def test_job_without_local_checkpoints_resumes_from_shared_storage():
     job = Job(replicas=0)
     job.connect_all()
     assert chosen(job, job.recover(1)) is None
@@ -195,7 +195,7 @@ def test_two_safe_checkpoints_are_kept():
     assert job.orders("k0").forget_before == Attempt(1, 4)
 
 
-def test_past_life_of_the_job_commits_nothing():
+def test_commit_of_an_earlier_generation_is_refused():
     job = Job()
     job.connect_all()
     job.save(Attempt(1, 0), 10)
@@ -246,7 +246,7 @@ def test_second_stream_of_a_keeper_ends_the_first():
         Holding(Attempt(0, 0), digest(Attempt(1, 0)), frozenset({2})),
     ],
 )
-def test_parts_of_anything_else_do_not_count(holding: Holding):
+def test_holding_of_another_manifest_rank_or_attempt_does_not_count(holding: Holding):
     job = Job(replicas=0)
     job.connect_all()
     job.commit(Attempt(1, 0), 10)
@@ -347,7 +347,7 @@ def test_lost_keepers_lead_to_one_round_of_orders():
     assert len(job.sent[job.sessions["k0"]]) == told + 1
 
 
-def test_checkpoint_that_cannot_be_persisted_gives_its_turn_up():
+def test_checkpoint_without_upload_progress_is_given_up_for_a_newer_one():
     job = Job(replicas=0)
     job.connect_all()
     for number in range(2):
@@ -366,7 +366,7 @@ def test_coordinator_that_has_lost_its_state_has_nothing_deleted():
     assert job.orders("k0").forget_before == Attempt(0, 0)
 
 
-def test_rank_that_moves_within_its_generation_is_its_new_nodes():
+def test_rank_that_moves_within_a_generation_belongs_to_its_new_node():
     job = Job()
     job.connect_all()
     session = job.session()

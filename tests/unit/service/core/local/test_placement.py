@@ -189,7 +189,7 @@ def test_node_with_another_domain_leaves_copies_where_they_are_if_they_can_stay(
     assert place(changed, 1, before) == before
 
 
-def test_nothing_is_placed_where_there_is_nothing_to_place():
+def test_placement_is_empty_without_replicas_or_peers():
     alone = [Node(name(0), "rack")]
     assert place([], 2, {}) == {}
     assert place(alone, 2, {}) == {name(0): ()}

@@ -33,7 +33,7 @@ def new_job(domains: list[str], replicas: int) -> Job:
     return job
 
 
-def test_calls_that_are_made_again_wait_no_longer_than_one_call():
+def test_repeated_calls_do_not_restart_the_wait():
     job = new_job(["", "", ""], replicas=0)
     job.nodes["k0"].disk.clear()
     job.start([(node, 1) for node in job.nodes.values()], job.nodes.values())
@@ -70,7 +70,7 @@ def test_source_that_comes_back_is_named_to_ranks_that_reshard():
 
 
 @pytest.mark.parametrize(("wanted", "replicas"), [(Level.REPLICATED, 0), (Level.PERSISTED, 1)])
-def test_commit_that_waits_for_what_cannot_be_is_refused(wanted: Level, replicas: int):
+def test_commit_that_waits_for_an_unreachable_level_is_refused(wanted: Level, replicas: int):
     core, effects, sessions = Coordinator(), Effects(), count(1)
     keeper = KeeperInfo("k0", "http://k0")
     core.step(ConnectKeeper(next(sessions), "job", keeper, (), Disk(), True, "secret"), NOW, effects)

@@ -129,7 +129,7 @@ def test_file_that_no_keeper_has_whole_is_absent(client: KeeperClient, keeper: F
         client.find(ATTEMPT, "a.distcp", PATIENCE)
 
 
-def test_damage_is_told(client: KeeperClient, keeper: FakeKeeper):
+def test_damage_is_reported_to_the_keeper(client: KeeperClient, keeper: FakeKeeper):
     with pytest.raises(FileNotFoundError):
         client.find(ATTEMPT, "a.distcp", PATIENCE, damaged=True)
     assert keeper.asked == [

@@ -85,7 +85,7 @@ def test_keeper_that_holds_its_lock_and_does_not_answer_is_an_error(folder: Loca
     keeper.stop()
 
 
-def test_life_that_is_another_programs_by_now_does_not_answer(folder: LocalFolder):
+def test_address_of_another_program_is_not_a_keeper(folder: LocalFolder):
     keeper = FakeKeeper(Cluster(), folder.parent)
     life = folder.keeper()
     assert life is not None

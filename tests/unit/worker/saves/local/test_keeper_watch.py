@@ -73,7 +73,7 @@ def test_replacement_that_fails_is_tried_again(
     lives.server.close()
 
 
-def test_wake_for_nothing_ends_no_watch():
+def test_spurious_wake_up_does_not_end_the_watch():
     """A forked child has dropped its copy."""
     lives = Lives()
     watch = KeeperWatch(lambda: lives.life, lives.replace)

@@ -167,7 +167,7 @@ def test_damaged_head_leads_to_another_decision(job: LocalJob, name: str):
     assert max(job.cluster.decisions) == (1, 1)
 
 
-def test_planner_that_loads_in_part_is_not_given_two_checkpoints(job: LocalJob):
+def test_partial_load_is_never_filled_from_two_checkpoints(job: LocalJob):
     job.begin().save(1, 2)
     job.begin()
     assert job.cluster.decide(1, 0) == (0, 1)
@@ -222,7 +222,7 @@ def test_keeper_that_gets_no_answer_from_others_leads_to_another_decision(
     assert (1, 1) in job.cluster.decisions
 
 
-def test_failure_of_one_rank_to_load_is_the_failure_of_all(job: LocalJob):
+def test_failed_load_of_one_rank_fails_all_ranks(job: LocalJob):
     job.begin().save(1)
 
     def load(one: Checkpointer, rank: int) -> object:
@@ -335,7 +335,7 @@ def test_job_without_a_coordinator_has_no_local_saves(tmp_path: Path):
         )
 
 
-def test_level_is_waited_for_by_local_saves_alone(tmp_path: Path):
+def test_wait_for_is_refused_without_local(tmp_path: Path):
     made = Checkpointer(tmp_path, barrier=FakeBarrier())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave wait_for out"):
         made.save(1, {}, wait_for="replicated")
@@ -349,13 +349,13 @@ def test_unknown_level_is_refused(job: LocalJob):
     job.save(2)
 
 
-def test_level_that_no_save_gets_is_refused(job: LocalJob):
+def test_wait_for_replicated_is_refused_without_replicas(job: LocalJob):
     job.begin(replicas=0)
     heard = job.all(lambda one, rank: one.save(1, state(1, rank), wait_for="replicated"))
     assert [type(one) for one in heard] == [ValueError] * 3
 
 
-def test_second_group_has_no_local_saves(job: LocalJob):
+def test_second_group_with_local_saves_is_refused(job: LocalJob):
     job.begin()
     seat = job.seats[0].sibling("another")
     with pytest.raises(ValueError, match="give only one Checkpointer local="):
@@ -370,7 +370,7 @@ def test_level_without_local_saves_is_that_of_shared_storage(tmp_path: Path):
     made.close()
 
 
-def test_storage_has_a_name_for_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_relative_folder_becomes_absolute_for_keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert absolute("here") == str(tmp_path / "here")
     assert absolute("file:///there") == "/there"

@@ -53,12 +53,12 @@ def keeper(*, has_file: bool = True) -> Iterator[tuple[str, list[str]]]:
     ("offset", "length", "wanted"),
     [(0, 10, DATA[:10]), (300, 5000, DATA[300:5300]), (len(DATA) - 3, 10, DATA[-3:]), (len(DATA), 4, b"")],
 )
-def test_piece_is_read_wherever_it_lies(offset: int, length: int, wanted: bytes):
+def test_range_is_read_at_any_offset(offset: int, length: int, wanted: bytes):
     with keeper() as (url, _), closing(RemoteFile(RemotePlace((url,), TOKEN))) as file:
         assert file.read(offset, length) == wanted
 
 
-def test_next_keeper_is_asked_when_one_has_it_no_more():
+def test_next_keeper_is_asked_when_one_lost_the_file():
     with ExitStack() as stack:
         without, asked = stack.enter_context(keeper(has_file=False))
         url, _ = stack.enter_context(keeper())
@@ -67,7 +67,7 @@ def test_next_keeper_is_asked_when_one_has_it_no_more():
         assert asked
 
 
-def test_file_that_nobody_has_is_not_found(unused_tcp_port: int):
+def test_file_that_no_keeper_can_send_is_not_found(unused_tcp_port: int):
     with keeper(has_file=False) as (url, _):
         nobody = f"http://127.0.0.1:{unused_tcp_port}/files/1-2/a.distcp"
         with (
@@ -77,14 +77,14 @@ def test_file_that_nobody_has_is_not_found(unused_tcp_port: int):
             file.read(0, 1)
 
 
-def test_keeper_verifies_again_what_was_damaged():
+def test_damaged_file_is_verified_again_once():
     with keeper() as (url, asked), closing(RemoteFile(RemotePlace((url,), TOKEN), verify=True)) as file:
         file.read(0, 1)
         file.read(1, 1)
     assert [path.endswith("?verify=1") for path in asked] == [True, False]
 
 
-def test_keepers_that_ask_for_certificates_are_left_to_the_keeper_of_this_node():
+def test_rank_reads_only_from_keepers_without_tls():
     assert can_read(["http://a/x", "http://b/x"])
     assert not can_read(["http://a/x", "https://b/x"])
     assert not can_read([])

@@ -77,14 +77,14 @@ class Checkpointer:
             a process that the first rank starts, copies each rank's part to other nodes. After a loss that
             leaves one copy of each part, the job resumes from these copies, without shared storage.
             Default: saves go to ``folder`` directly.
-        replicas: with ``local``: on how many further nodes each part is to be.
-        persist_every: with ``local``: the first save of this object goes to ``folder`` too, and then each
-            so many. Keepers copy it there in the background.
+        replicas: with ``local``: the number of further nodes that keep a copy of each part.
+        persist_every: with ``local``: the first save of this object and then every N-th also go to
+            ``folder``. Keepers copy them there in the background.
 
     Raises:
         ConnectError: the coordinator could not be reached.
         KeeperError: this node's keeper cannot be started; the message has the end of its log.
-        RefusedError: it refused this process.
+        RefusedError: the coordinator refused this process.
         OSError: the folder or bucket is not there, or cannot be written.
         ValueError: the address or an argument is not valid, or the barrier does not have all ranks.
         ImportError: a package for its scheme is not installed.

@@ -44,7 +44,7 @@ class Chaos:
     steps: int = 0
     """The number of saves in all rounds, which is also the newest step."""
     newest: int | None = None
-    """The newest step that all ranks have finalized or resumed from; None: there is none."""
+    """The newest step that all ranks have finalized or resumed from; None at the start."""
     copied: int | None = None
     """The newest step of this round that was finalized as replicated."""
     is_hurt: bool = False

@@ -3,17 +3,12 @@
 import io
 import os
 import pickle
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future as WorkFuture
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, cast
 
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from muster.checkpoint.committed import Committed
@@ -31,9 +26,8 @@ from muster.checkpoint.verification import (
     read_manifest,
 )
 from muster.worker.saves.storage.rank_write import METADATA
-
-AHEAD = 64 * 2**20
-"""Bytes that are read and verified before torch asks for them, at most; at least one item."""
+from muster.worker.saves.storage.read_ahead import ReadAhead
+from muster.worker.saves.storage.stored_tensor import stored_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ def open_checkpoint(made: Committed, source: Source, *, verify: bool, sizes: boo
 class ItemReader(FileSystemReader):
     """Reads a checkpoint as torch's ``FileSystemReader`` does, from verified items.
 
-    A thread reads and verifies the next items while torch loads the current one.
+    A thread reads and verifies the next items while the current one is loaded.
 
     Args:
         path: the checkpoint.
@@ -91,8 +85,6 @@ class ItemReader(FileSystemReader):
     def __init__(self, path: str | os.PathLike[str], **options: object) -> None:
         super().__init__(path, **options)  # type: ignore[arg-type]
         self.opened: Opened | None = None
-        self._ahead: _Ahead | None = None
-        self.fs = _Nothing()
 
     @property
     def _of(self) -> Opened:
@@ -114,26 +106,43 @@ class ItemReader(FileSystemReader):
             DamageError: an item is not what was committed.
             OSError: an item cannot be read.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="muster-load") as pool:
-            self._ahead = _Ahead(pool, self._wanted(plan), self._read)
-            try:
-                return super().read_data(plan, planner)
-            finally:
-                self._ahead.stop()
+        wanted = ReadAhead(self._wanted(plan), lambda one: one.item.length, self._read_wanted)
+        with wanted.start() as items:
+            for one, data in items:
+                self._load(one, data, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
-    def _wanted(self, plan: LoadPlan) -> list["_Item"]:
-        """Return the items in the order in which torch asks for them: file by file."""
-        files: dict[str, list[_Item]] = {}
-        for wanted in plan.items:
-            stored: _StorageInfo = self.storage_data[wanted.storage_index]
+    def _wanted(self, plan: LoadPlan) -> list["_Wanted"]:
+        """Return the items of a plan, file by file."""
+        files: dict[str, list[_Wanted]] = {}
+        for request in plan.items:
+            stored: _StorageInfo = self.storage_data[request.storage_index]
             item = _Item(stored.relative_path, stored.offset, stored.length)
-            files.setdefault(item.file, []).append(item)
-        return [item for items in files.values() for item in items]
+            transforms = stored.transform_descriptors or ()
+            files.setdefault(item.file, []).append(_Wanted(request, item, tuple(transforms)))
+        return [wanted for one in files.values() for wanted in one]
 
-    def _slice_file(self, file: object, sinfo: _StorageInfo) -> IO[bytes]:
-        assert self._ahead is not None
-        item = _Item(sinfo.relative_path, sinfo.offset, sinfo.length)
-        return cast(IO[bytes], _View(self._ahead.take(item)))
+    def _load(self, wanted: "_Wanted", data: memoryview, planner: LoadPlanner) -> None:
+        request = wanted.request
+        if wanted.transforms:
+            stored = self.transforms.transform_load_stream(request, wanted.transforms, io.BytesIO(data))
+            data = memoryview(stored.read(-1))
+        if request.type is LoadItemType.BYTE_IO:
+            planner.load_bytes(request, io.BytesIO(data))
+            return
+        tensor = narrow_tensor_by_index(stored_tensor(data), request.storage_offsets, request.lengths)
+        target = planner.resolve_tensor(request).detach()
+        if target.size() != tensor.size():
+            raise ValueError(
+                f"{request.storage_index}: the state has {target.size()}, the checkpoint {tensor.size()}"
+            )
+        target.copy_(tensor)
+        planner.commit_tensor(request, target)
+
+    def _read_wanted(self, wanted: "_Wanted", buffer: memoryview) -> None:
+        self._read(wanted.item, buffer)
 
     def _read(self, item: "_Item", buffer: memoryview) -> None:
         source = self._of.source
@@ -183,105 +192,11 @@ class _Item:
     length: int
 
 
-class _Ahead:
-    """Reads items on another thread, before they are asked for.
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An item, and what the plan wants of it."""
 
-    Buffers are reused: the kernel takes longer to map a new page than this process takes to fill it.
-
-    Args:
-        pool: provides the thread.
-        wanted: the items, in the order in which torch will ask for them.
-        read: reads one into a buffer.
-    """
-
-    def __init__(
-        self, pool: ThreadPoolExecutor, wanted: list[_Item], read: Callable[[_Item, memoryview], None]
-    ) -> None:
-        self._pool = pool
-        self._read = read
-        self._wanted = deque(wanted)
-        self._under_way: deque[tuple[_Item, WorkFuture[memoryview]]] = deque()
-        self._size = 0
-        self._free: list[bytearray] = []
-        self._used: bytearray | None = None
-        """The buffer of the item that was taken last."""
-
-    def take(self, item: _Item) -> memoryview:
-        """Return an item, and wait for it if it is being read. It is valid until the next one is taken."""
-        if self._used is not None:
-            self._free.append(self._used)
-        self._fill()
-        if self._under_way and self._under_way[0][0] == item:
-            _, work = self._under_way.popleft()
-            data = work.result()
-            self._size -= item.length
-        else:  # Torch asks in another order.
-            data = self._into(bytearray(item.length), item)
-        assert isinstance(data.obj, bytearray)
-        self._used = data.obj
-        self._fill()
-        return data
-
-    def _fill(self) -> None:
-        while self._wanted and (not self._under_way or self._size + self._wanted[0].length <= AHEAD):
-            item = self._wanted.popleft()
-            self._size += item.length
-            self._under_way.append((item, self._pool.submit(self._into, self._buffer(item.length), item)))
-
-    def _buffer(self, length: int) -> bytearray:
-        for number, buffer in enumerate(self._free):
-            if len(buffer) >= length:
-                return self._free.pop(number)
-        self._free.clear()  # They are too small, and would only take memory.
-        return bytearray(length)
-
-    def _into(self, buffer: bytearray, item: _Item) -> memoryview:
-        data = memoryview(buffer)[: item.length]
-        self._read(item, data)
-        return data
-
-    def stop(self) -> None:
-        """Read no further."""
-        self._wanted.clear()
-        for _, work in self._under_way:
-            work.cancel()
-
-
-class _View(io.RawIOBase):
-    """A read-only file over bytes in memory, for torch."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
-        self._position = start + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
-        into = memoryview(buffer).cast("B")
-        data = self._data[self._position : self._position + len(into)]
-        into[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-
-class _Nothing(FileSystem):
-    """Stands for the files that torch's reader opens; the items come from elsewhere."""
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        yield None
-
-    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
-        return suffix
+    request: ReadItem
+    item: _Item
+    transforms: tuple[str, ...]
+    """Names of the extensions of torch's that wrote it, in order."""

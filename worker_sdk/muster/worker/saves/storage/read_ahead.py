@@ -1,0 +1,89 @@
+"""Reads the items of a checkpoint on another thread, before they are asked for."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+W = TypeVar("W")
+
+AHEAD = 64 * 2**20
+"""Bytes that are read before they are asked for, at most; at least one item."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay(Generic[W]):
+    item: W
+    buffer: bytearray
+    data: Future[memoryview]
+
+
+class ReadAhead(Generic[W]):
+    """Reads items in the order in which they are wanted.
+
+    Buffers are used again: the kernel takes longer to map a new page than this process takes to fill it.
+
+    Args:
+        wanted: the items.
+        length: returns an item's length in bytes.
+        read: fills a buffer with an item. Another thread calls it.
+    """
+
+    def __init__(
+        self, wanted: Iterable[W], length: Callable[[W], int], read: Callable[[W, memoryview], None]
+    ) -> None:
+        self._wanted = deque(wanted)
+        self._length = length
+        self._read = read
+        self._under_way: deque[_UnderWay[W]] = deque()
+        self._size = 0
+        """Bytes of the items that are under way."""
+        self._free: list[bytearray] = []
+
+    @contextmanager
+    def start(self) -> Iterator[Iterator[tuple[W, memoryview]]]:
+        """Start to read.
+
+        Yields:
+            The items and their bytes, which are valid until the next item is asked for. The iterator raises
+            what ``read`` raises.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="muster-load") as pool:
+            try:
+                yield self._items(pool)
+            finally:
+                for one in self._under_way:
+                    one.data.cancel()
+
+    def _items(self, pool: ThreadPoolExecutor) -> Iterator[tuple[W, memoryview]]:
+        self._submit(pool)
+        while self._under_way:
+            one = self._under_way.popleft()
+            data = one.data.result()
+            self._size -= len(data)
+            self._submit(pool)
+            yield one.item, data
+            self._free.append(one.buffer)
+            self._submit(pool)
+
+    def _submit(self, pool: ThreadPoolExecutor) -> None:
+        while self._wanted and (not self._under_way or self._size + self._length(self._wanted[0]) <= AHEAD):
+            item = self._wanted.popleft()
+            length = self._length(item)
+            self._size += length
+            buffer = self._buffer(length)
+            self._under_way.append(_UnderWay(item, buffer, pool.submit(self._fill, item, buffer, length)))
+
+    def _buffer(self, length: int) -> bytearray:
+        for number, buffer in enumerate(self._free):
+            if len(buffer) >= length:
+                return self._free.pop(number)
+        self._free.clear()  # They are too small, and would only take memory.
+        return bytearray(length)
+
+    def _fill(self, item: W, buffer: bytearray, length: int) -> memoryview:
+        data = memoryview(buffer)[:length]
+        self._read(item, data)
+        return data

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,10 @@ class FileStore:
     def order(self, attempt: SaveAttempt) -> Order | None:
         """Return the order about an attempt."""
         return None if self.orders is None else self.orders.orders.get(attempt)
+
+    def keep_connections(self, urls: Collection[str]) -> None:
+        """Keep the connections to these keepers alone."""
+        self._transport.keep_only(urls)
 
     def cancel(self) -> None:
         """Cancel all work."""

@@ -40,6 +40,8 @@ MAX_FILES = 3
 """Files that are verified or fetched at the same time because of orders."""
 FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0
 """Seconds until a failed action is tried again. Each pause is twice as long as the one before."""
+MAX_DOUBLINGS = 10
+"""Doublings after which a pause has reached its limit: a larger power would overflow."""
 
 
 class Persister(Protocol):
@@ -107,12 +109,20 @@ class Keeper:
         }
         for retry in self._retries.values():
             retry.is_paused = False  # There may be other sources now.
+        self._keep_connections()
         self.changes.notify()
 
     def take_peers(self, peers: Peers) -> None:
         """Replace the list of the run's keepers."""
         self.peers = peers
+        self._keep_connections()
         self.changes.notify()
+
+    def _keep_connections(self) -> None:
+        """Close the idle connections to keepers from which nothing more is to be fetched."""
+        orders = {} if self.files.orders is None else self.files.orders.orders
+        sources = (source.url for order in orders.values() for source in order.sources)
+        self.files.keep_connections({*sources, *(peer.url for peer in self.peers.keepers)})
 
     def attach(self, generation: int, world_size: int, rank: int, replicas: int) -> bool:
         """Attach a rank of this node, whose parts this keeper is to hold.
@@ -216,7 +226,7 @@ class Keeper:
         if retry.last_error != reason:
             logger.warning("cannot carry out %s yet: %s", action, reason)
         retry.last_error, retry.is_paused = reason, True
-        seconds = min(FIRST_PAUSE * 2**retry.failures, MAX_PAUSE)
+        seconds = min(FIRST_PAUSE * 2 ** min(retry.failures, MAX_DOUBLINGS), MAX_PAUSE)
         retry.failures += 1
         asyncio.get_running_loop().call_later(seconds, self._end_pause, action, retry)
 

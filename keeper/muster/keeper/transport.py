@@ -9,9 +9,9 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 CONNECT_TIMEOUT = 5.0
@@ -26,6 +26,8 @@ RECEIVE_BUFFER = 4 * 2**20
 """Size in bytes of the kernel's receive buffer of a connection."""
 MAX_ERROR = 2_000
 """Largest number of bytes that are read of an error's text."""
+
+_Answered: TypeAlias = tuple[http.client.HTTPConnection, socket.socket, http.client.HTTPResponse]
 
 
 class TransportError(OSError):
@@ -70,6 +72,9 @@ class Transport(Protocol):
             TransportError: it did not answer, or refused.
         """
 
+    def keep_only(self, urls: Collection[str]) -> None:
+        """Release the connections to all other keepers, and keep none to them from now on."""
+
 
 class HttpTransport:
     """Reads over HTTP, or over HTTPS if a peer's URL says so.
@@ -83,6 +88,8 @@ class HttpTransport:
         self._token = token
         self._tls = tls
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+        self._kept: Collection[str] | None = None
+        """The URLs whose connections are kept for the next request; None: all."""
         self._lock = threading.Lock()
 
     def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> "HttpStream":
@@ -91,40 +98,47 @@ class HttpTransport:
         if offset or length is not None:
             last = "" if length is None else str(offset + length - 1)
             headers["Range"] = f"bytes={offset}-{last}"
-        connection, response = self._request(url, path, headers)
+        connection, sock, response = self._request(url, path, headers)
         has_begin = response.status == 206 or (response.status == 200 and not offset)
         if has_begin and response.length is not None:
-            return HttpStream(self, url, connection, response)
+            return HttpStream(self, url, connection, sock, response)
         said = _text(response)
         connection.close()
         if response.status in (404, 416):
             raise AbsentError(f"{url} does not have {path} from byte {offset} on: {said}")
         raise TransportError(f"{url} refused {path} ({response.status}): {said}")
 
-    def _request(
-        self, url: str, path: str, headers: dict[str, str]
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Send a request; over a new connection if an idle one turns out to be dead."""
-        while (connection := self._take(url)) is not None:
-            try:
-                connection.request("GET", path, headers=headers)
-                return connection, connection.getresponse()
-            except (OSError, http.client.HTTPException):
-                connection.close()
+    def _request(self, url: str, path: str, headers: dict[str, str]) -> _Answered:
+        """Send a request. If an idle connection turns out to be closed, send it over a new one.
+
+        Raises:
+            TransportError: the keeper does not answer. After a timeout there is no second try, so that a
+                silent keeper takes up a thread for ``READ_TIMEOUT`` at most.
+        """
+        connection = self._take(url)
         try:
+            if connection is not None:
+                try:
+                    return _exchange(connection, path, headers)
+                except TimeoutError:
+                    raise
+                except (OSError, http.client.HTTPException):
+                    # A keeper that has closed this one has probably ended, and all idle ones with it.
+                    connection.close()
+                    self._close_idle([url])
             connection = self._connect(url)
-            connection.request("GET", path, headers=headers)
-            return connection, connection.getresponse()
+            return _exchange(connection, path, headers)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if connection is not None:
                 connection.close()
+            self._close_idle([url])
             raise TransportError(f"{url} does not answer: {error!r}") from error
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
         split = urlsplit(url)
         connection = self._connection(split)
         connection.connect()
-        _wait_in_the_kernel(connection.sock)
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         return connection
 
     def _connection(self, split: SplitResult) -> http.client.HTTPConnection:
@@ -146,22 +160,28 @@ class HttpTransport:
     def give_back(self, url: str, connection: http.client.HTTPConnection) -> None:
         """Keep a connection for the next request."""
         with self._lock:
-            idle = self._idle.setdefault(url, [])
-            if len(idle) < MAX_IDLE:
+            idle = self._idle.setdefault(url, []) if self._kept is None or url in self._kept else None
+            if idle is not None and len(idle) < MAX_IDLE:
                 idle.append(connection)
                 return
         connection.close()
 
-    def forget_all_but(self, urls: set[str]) -> None:
-        """Close the idle connections to keepers that are no longer peers."""
+    def keep_only(self, urls: Collection[str]) -> None:
+        """Release the connections to all other keepers, and keep none to them from now on."""
         with self._lock:
-            gone = [self._idle.pop(url) for url in list(self._idle) if url not in urls]
-        for connection in (one for idle in gone for one in idle):
-            connection.close()
+            self._kept = frozenset(urls)
+            gone = self._idle.keys() - self._kept
+        self._close_idle(gone)
 
     def close(self) -> None:
         """Close all idle connections."""
-        self.forget_all_but(set())
+        self.keep_only(())
+
+    def _close_idle(self, urls: Iterable[str]) -> None:
+        with self._lock:
+            gone = [one for url in urls for one in self._idle.pop(url, ())]
+        for connection in gone:
+            connection.close()
 
 
 class HttpStream:
@@ -172,17 +192,21 @@ class HttpStream:
         transport: HttpTransport,
         url: str,
         connection: http.client.HTTPConnection,
+        sock: socket.socket,
         response: http.client.HTTPResponse,
     ) -> None:
         self._transport = transport
         self._url = url
         self._connection = connection
+        self._sock = sock
         self._response = response
         self._left = response.length or 0
         """Bytes that are still to come."""
         self._drained = False
         """Whether all that the response has read ahead was taken."""
-        self._is_tls = isinstance(connection.sock, ssl.SSLSocket)
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        if not self._is_tls:
+            _wait_in_the_kernel(sock)
 
     def read_into(self, buffer: memoryview) -> int:
         """Receive the next bytes."""
@@ -193,6 +217,8 @@ class HttpStream:
             count = self._receive(buffer)
         except (OSError, http.client.HTTPException) as error:
             raise TransportError(f"{self._url} broke off: {error!r}") from error
+        if not count:
+            raise TransportError(f"{self._url} broke off with {self._left:,} bytes still to come")
         self._left -= count
         return count
 
@@ -204,8 +230,7 @@ class HttpStream:
             buffer[: len(first)] = first
             self._drained = len(first) < len(buffer)
             return len(first)
-        sock = self._connection.sock
-        return sock.recv_into(buffer, len(buffer), 0 if self._is_tls else socket.MSG_WAITALL)
+        return self._sock.recv_into(buffer, len(buffer), 0 if self._is_tls else socket.MSG_WAITALL)
 
     def close(self) -> None:
         """Release the connection. It is used again if the whole answer was read."""
@@ -234,14 +259,29 @@ def read_all(stream: Stream, limit: int) -> bytes:
     return bytes(data)
 
 
+def _exchange(connection: http.client.HTTPConnection, path: str, headers: dict[str, str]) -> _Answered:
+    """Send a request, and receive the head of its answer.
+
+    Raises:
+        OSError: the connection broke.
+        TimeoutError: no byte came within ``READ_TIMEOUT``.
+        HTTPException: the answer is not HTTP.
+    """
+    sock = connection.sock  # The response forgets the socket if the keeper is going to close it.
+    sock.settimeout(READ_TIMEOUT)
+    connection.request("GET", path, headers=headers)
+    return connection, sock, connection.getresponse()
+
+
 def _wait_in_the_kernel(sock: socket.socket) -> None:
     """Set the timeout in the kernel, so that one call can fill a whole buffer.
 
-    With a timeout of Python's, the socket does not block, and a call returns after each packet.
+    With a timeout of Python's, the socket does not block, and a call returns after each packet. A socket with
+    TLS keeps that one: it ignores the kernel's.
     """
     sock.settimeout(None)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(READ_TIMEOUT), 0))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    whole, part = divmod(READ_TIMEOUT, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(whole), int(part * 1e6)))
 
 
 def _text(response: http.client.HTTPResponse) -> str:

@@ -1,0 +1,89 @@
+"""A keeper retries failed actions, and keeps connections only to keepers that it may ask again."""
+
+import asyncio
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lab.patience import PATIENCE
+from muster.keeper import keeper as module
+from muster.keeper.file_store import FileStore
+from muster.keeper.folder import KeeperFolder
+from muster.keeper.keeper import Keeper
+from muster.keeper.transport import Stream, TransportError
+from muster.keeper.vocabulary import Location, Order, Orders, Peers
+from tests.support.keeping.checkpoints import made_checkpoint
+
+SOURCE = "http://node-1:1"
+
+
+class SilentTransport:
+    """No keeper answers.
+
+    Args:
+        enough: requests after which ``was_asked`` is set.
+    """
+
+    def __init__(self, enough: int) -> None:
+        self._left = enough
+        self._loop = asyncio.get_running_loop()
+        self.was_asked = asyncio.Event()
+        self.kept: set[str] = set()
+
+    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> Stream:
+        self._left -= 1
+        if not self._left:
+            self._loop.call_soon_threadsafe(self.was_asked.set)
+        raise TransportError(f"{url} does not answer")
+
+    def keep_only(self, urls: Collection[str]) -> None:
+        self.kept = set(urls)
+
+
+class NoPersister:
+    """Nothing is to be persisted."""
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+def keeper_in(folder: Path, transport: SilentTransport, threads: ThreadPoolExecutor) -> Keeper:
+    local = KeeperFolder(folder, "job")
+    local.lock()
+    return Keeper("k0", FileStore(local, "k0", transport, threads, 10**9), NoPersister())  # type: ignore[arg-type]
+
+
+def orders_from(*sources: Location) -> Orders:
+    made = made_checkpoint()
+    return Orders({made.attempt: Order(made.local(), ranks=frozenset({0}), sources=sources)})
+
+
+async def test_action_that_fails_a_thousand_times_is_tried_again(
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "MAX_PAUSE", 0.0)
+    transport = SilentTransport(enough=1_100)
+    keeper = keeper_in(tmp_path, transport, threads)
+    keeper.take_orders(orders_from(Location(SOURCE, frozenset({0}))))
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(PATIENCE):
+        await transport.was_asked.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_connections_are_kept_to_peers_and_sources_alone(tmp_path: Path, threads: ThreadPoolExecutor):
+    transport = SilentTransport(enough=1)
+    keeper = keeper_in(tmp_path, transport, threads)
+    keeper.take_peers(Peers("token", (Location("http://node-2:1", frozenset({1})),)))
+    assert transport.kept == {"http://node-2:1"}
+    keeper.take_orders(orders_from(Location(SOURCE, frozenset({0}))))
+    assert transport.kept == {"http://node-2:1", SOURCE}
+    keeper.take_peers(Peers("token"))
+    keeper.take_orders(Orders())
+    assert transport.kept == set()

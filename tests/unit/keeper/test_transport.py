@@ -5,6 +5,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -78,10 +79,8 @@ class Peer:
 
     def close_connections(self) -> None:
         for connection in self._connections:
-            try:
+            with suppress(OSError):  # Its client has closed it, or it belongs to the TLS socket now.
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # Its client has closed it, or it belongs to the TLS socket now.
             connection.close()
 
     def stop(self) -> None:

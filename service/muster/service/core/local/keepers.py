@@ -63,6 +63,15 @@ class Keepers:
         keeper.info = info
         return keeper
 
+    def remove_if_unused(self, keeper: Keeper) -> None:
+        """Remove a keeper that is not connected and keeps for no rank of the current generation.
+
+        The placement may name it until copies are placed again.
+        """
+        has_ranks = self.is_current(keeper) and self.ranks_of(keeper.info.id)
+        if keeper.session is None and not has_ranks:
+            self._by_id.pop(keeper.info.id, None)
+
     def connected(self) -> list[Keeper]:
         """Return the connected keepers."""
         return [keeper for keeper in self if keeper.session is not None]
@@ -77,8 +86,10 @@ class Keepers:
 
     def ranks_of(self, keeper_id: str) -> frozenset[int]:
         """Return the ranks for which a keeper keeps parts."""
-        attachment = self._by_id[keeper_id].attachment
-        return attachment.ranks if attachment is not None else frozenset()
+        keeper = self._by_id.get(keeper_id)
+        return (
+            keeper.attachment.ranks if keeper is not None and keeper.attachment is not None else frozenset()
+        )
 
     def attach(self, keeper: Keeper, attachment: Attachment) -> bool:
         """Attach a keeper to ranks. An attachment of an earlier generation is ignored.
@@ -93,6 +104,7 @@ class Keepers:
             if other is not keeper and known is not None and known.ranks & attachment.ranks:
                 # The rank was moved to another node within its generation.
                 other.attachment = replace(known, ranks=known.ranks - attachment.ranks)
+                self.remove_if_unused(other)
         keeper.attachment = attachment
         if attachment.generation > self.generation:
             self.generation = attachment.generation

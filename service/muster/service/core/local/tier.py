@@ -181,6 +181,7 @@ class LocalTier:
                 keeper.session = keeper.told = None
                 self._everywhere = None
                 self._set_holdings(keeper, {}, effects)
+                self.keepers.remove_if_unused(keeper)
                 self._mark_all()
                 # Many keepers may be lost at once, as at a job's end. One round of orders is enough for them.
                 self._timers.arm(self, now.monotonic + ORDERS_PAUSE)
@@ -302,7 +303,8 @@ class LocalTier:
         placed: dict[int, int] = {}
         """By rank: the domains that its part and the copies of it get."""
         for origin, holders in self.keepers.placement.items():
-            reached = len({domains[one] for one in (origin, *holders)})
+            # One that was removed since counts as a domain of its own.
+            reached = len({domains.get(one, one) for one in (origin, *holders)})
             placed.update(dict.fromkeys(self.keepers.ranks_of(origin), reached))
         return all(
             len({domains[holder] for holder in holders}) >= min(placed.get(rank, 1), needed)

@@ -23,7 +23,7 @@ from muster.keeper.orders import (
     decide,
     holding,
 )
-from muster.keeper.reporting import Report
+from muster.keeper.reporting import MAX_HOLDINGS, Report
 from muster.keeper.vocabulary import (
     PERSISTED,
     Attachment,
@@ -147,9 +147,15 @@ class Keeper:
         return True
 
     def report(self) -> Report:
-        """Return everything that the coordinator is to know."""
+        """Return everything that the coordinator is to know.
+
+        Of more than ``MAX_HOLDINGS`` checkpoints, those that orders name come first, then the newest.
+        """
         holdings = {}
-        for attempt in sorted(self.files.verified.attempts()):
+        known = sorted(
+            self.files.verified.attempts(), key=lambda one: (self.files.order(one) is not None, one)
+        )
+        for attempt in sorted(known[-MAX_HOLDINGS:]):
             kept = self.files.verified.kept(attempt)
             if (one := holding(attempt, kept, self.files.order(attempt))) is not None:
                 holdings[attempt] = one

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.keeper.vocabulary import Attachment, Holding
+
+MAX_HOLDINGS = 64
+"""Checkpoints in one report. The coordinator refuses a report of more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class Report:
     def without(self, heard: "Report") -> "Report":
         """Return what has changed since an earlier report.
 
-        A checkpoint that is no longer here is reported as a holding without ranks.
+        A checkpoint that is no longer here is reported as a holding without ranks. If more than
+        ``MAX_HOLDINGS`` checkpoints have changed, the others are for the next report.
 
         Args:
             heard: what the coordinator has heard.
@@ -44,7 +49,7 @@ class Report:
         disk = (self.used, self.quota) if (self.used, self.quota) != (heard.used, heard.quota) else (0, 0)
         return Report(
             None if self.attachment == heard.attachment else self.attachment,
-            gone | changed,
+            dict(islice((gone | changed).items(), MAX_HOLDINGS)),
             *disk,
             is_complete=self.is_complete and not heard.is_complete,
         )

@@ -12,6 +12,7 @@ from muster.keeper import keeper as module
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import KeeperFolder
 from muster.keeper.keeper import Keeper
+from muster.keeper.reporting import MAX_HOLDINGS
 from muster.keeper.transport import Stream, TransportError
 from muster.keeper.vocabulary import Location, Order, Orders, Peers
 from tests.support.keeping.checkpoints import made_checkpoint
@@ -87,3 +88,17 @@ async def test_connections_are_kept_to_peers_and_sources_alone(tmp_path: Path, t
     keeper.take_peers(Peers("token"))
     keeper.take_orders(Orders())
     assert transport.kept == set()
+
+
+async def test_keeper_reports_ordered_checkpoints_and_then_the_newest(
+    tmp_path: Path, threads: ThreadPoolExecutor
+):
+    keeper = keeper_in(tmp_path, SilentTransport(enough=1), threads)
+    made = [made_checkpoint(1, number, size=10) for number in range(MAX_HOLDINGS + 3)]
+    for one in made:
+        one.write(keeper.files.folder.path, [0], head=True)
+    await keeper.verify_all()
+    newest = [one.attempt for one in made[3:]]
+    assert list(keeper.report().holdings) == newest
+    keeper.take_orders(Orders({made[1].attempt: Order(made[1].local(), ranks=frozenset({0}))}))
+    assert list(keeper.report().holdings) == [made[1].attempt, *newest[1:]]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.keeper.reporting import Report
+from muster.keeper.reporting import MAX_HOLDINGS, Report
 from muster.keeper.vocabulary import Attachment, Holding
 
 attempts = st.builds(SaveAttempt, st.integers(1, 2), st.integers(0, 1))
@@ -48,3 +48,18 @@ def test_changes_applied_to_the_last_report_give_the_new_one(before: Report, now
             assert not said.persisted_ranks
     assert after.holdings.keys() >= now.holdings.keys()
     assert now.without(after).is_empty, "nothing is left to report"
+
+
+def _many(count: int, digest: bytes) -> Report:
+    attempts = (SaveAttempt(1, number) for number in range(count))
+    return Report(holdings={one: Holding(one, digest, frozenset({0})) for one in attempts})
+
+
+def test_report_of_changes_names_no_more_checkpoints_than_the_coordinator_takes():
+    heard, now = _many(2 * MAX_HOLDINGS, b"a"), _many(MAX_HOLDINGS, b"b")
+    reports = []
+    while not (changes := now.without(heard)).is_empty:
+        reports.append(len(changes.holdings))
+        heard = heard.with_changes(changes)
+    assert reports == [MAX_HOLDINGS, MAX_HOLDINGS]
+    assert {attempt: one for attempt, one in heard.holdings.items() if one.ranks} == now.holdings

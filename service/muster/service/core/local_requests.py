@@ -171,6 +171,12 @@ class LocalRequests:
             self._check_attempt(holding.attempt)
             if len(holding.ranks) > self._limits.max_world_size:
                 raise invalid("holding.ranks", f"{len(holding.ranks)} ranks", "a world has fewer")
+            if len(holding.persisted_ranks) > self._limits.max_world_size:
+                found = f"{len(holding.persisted_ranks)} ranks"
+                raise invalid("holding.persisted_ranks", found, "a world has fewer")
+            if len(holding.manifest_digest) not in (0, DIGEST_BYTES):
+                found = f"{len(holding.manifest_digest)} bytes"
+                raise invalid("holding.manifest_digest", found, f"it has {DIGEST_BYTES}, or none")
             _check_text("holding.persisted_as", holding.persisted_as, MAX_URL_BYTES, empty=True)
 
     def _check_checkpoint(self, checkpoint: LocalCheckpoint) -> None:

@@ -140,10 +140,15 @@ class Sources:
         """Record that a keeper sent a segment with the right digest."""
         self._failures[url] = 0
 
-    def suspect(self, url: str, offset: int) -> None:
+    def suspect(self, url: str, path: str, offset: int) -> None:
         """Record that a keeper sent wrong bytes.
 
-        After the first time, it is asked to verify its copy. After the second, its copy counts as damaged.
+        It is asked to verify its copy from now on. If it was asked so already, its copy counts as damaged.
+
+        Args:
+            url: the keeper's.
+            path: the path that it was asked for.
+            offset: of the wrong segment.
         """
         logger.error(
             "%s sent a damaged copy of %s (the segment at offset %d is not what was written)",
@@ -151,7 +156,7 @@ class Sources:
             self.name,
             offset,
         )
-        if url in self._suspected:
+        if path.endswith(VERIFY_AGAIN):
             self.damaged[url] = f"{url} sent other bytes than were written, at offset {offset}"
         self._suspected.add(url)
 
@@ -225,7 +230,7 @@ class Fetch:
                     _write(handle, buffer[:count], piece.offset + done)
                     done += count
                 if digest.digest() != segment.digest:
-                    self.sources.suspect(url, piece.offset)
+                    self.sources.suspect(url, path, piece.offset)
                     return
                 piece.advance()
                 self.sources.progressed(url)

@@ -146,6 +146,18 @@ def test_source_with_wrong_bytes_is_asked_to_verify_once(tmp_path: Path, caplog:
     assert "http://a sent a damaged copy of the file (the segment at offset 40" in caplog.text
 
 
+def test_copy_is_not_damaged_before_its_keeper_was_asked_to_verify_it():
+    sources = Sources(["http://a"], "/f", "the file")
+    (first, unverified), (second, _) = sources.next(), sources.next()
+    sources.suspect(first, unverified, 0)
+    sources.suspect(second, unverified, 40)  # Both pieces were on their way at the same time.
+    url, verified = sources.next()
+    assert verified == "/f?verify=1"
+    sources.suspect(url, verified, 0)
+    with pytest.raises(DamagedSourcesError):
+        sources.next()
+
+
 def test_source_that_drops_its_damaged_copy_is_not_asked_again(tmp_path: Path):
     content = random.Random(4).randbytes(40)
 

@@ -1,9 +1,11 @@
 """Reads the files of a local checkpoint through the keeper of this node."""
 
+import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from muster.checkpoint.committed import SaveAttempt
@@ -12,6 +14,8 @@ from muster.checkpoint.source import FolderSource, OpenFile
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.keeper_process import KeeperError
 from muster.worker.saves.local.remote_file import RemoteFile, RemotePlace
+
+logger = logging.getLogger(__name__)
 
 
 class KeptSource:
@@ -36,6 +40,8 @@ class KeptSource:
         self._damaged: set[str] = set()
         """Files from which wrong bytes were read, of which the keeper does not know yet."""
         self._lock = threading.Lock()
+        self._finding: dict[str, threading.Lock] = {}
+        """By name: held while the keeper is asked for the file, so that it is asked once."""
 
     @property
     def place(self) -> str:
@@ -65,20 +71,43 @@ class KeptSource:
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[OpenFile]:
-        is_damaged = name in self._damaged
         place = self._place_of(name)
         if isinstance(place, Path):
             with FolderSource(place.parent).open(place.name) as here:
                 yield here
-            return
+        else:
+            yield _FileElsewhere(partial(self._read_elsewhere, name))
+
+    def _read_elsewhere(self, name: str, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer from a file that other nodes have.
+
+        If none of them sends it, the keeper is asked where it is now: a node may have another port or token
+        since. If that fails, too, the keeper is to fetch the file.
+
+        Raises:
+            DamageError: the keeper cannot get it whole.
+            OSError: it cannot be opened.
+        """
+        place = self._place_of(name)
+        for pieces in (True, False):
+            if isinstance(place, Path):
+                break
+            try:
+                return self._remote_at(name, place).read_into(offset, buffer)
+            except FileNotFoundError as error:
+                logger.warning("asking the keeper again for %s: %s", name, error)
+                place = self._place_of(name, instead_of=place, pieces=pieces)
+        if not isinstance(place, Path):
+            raise DamageError(Damage.found(name, f"none of {', '.join(place.urls)} sends it"))
+        with FolderSource(place.parent).open(place.name) as here:
+            return here.read_into(offset, buffer)
+
+    def _remote_at(self, name: str, place: RemotePlace) -> RemoteFile:
         with self._lock:
-            there = self._remote.get(name)
-            if there is None:
-                there = self._remote[name] = RemoteFile(place, verify=is_damaged)
-        try:
-            yield there
-        except FileNotFoundError as error:
-            raise DamageError(Damage.found(name, str(error))) from error
+            known = self._remote.get(name)
+            if known is None or known.place != place:
+                known = self._remote[name] = RemoteFile(place)
+            return known
 
     def distrust(self, name: str) -> None:
         """Record that wrong bytes were read from a file."""
@@ -102,17 +131,57 @@ class KeptSource:
         with suppress(DamageError, OSError), self._opened(name) as file:
             file.read(0, 1)
 
-    def _place_of(self, name: str) -> Path | RemotePlace:
-        with self._lock:  # A file is fetched once.
-            place = self._known.get(name)
-            if place is not None and not (isinstance(place, Path) and not place.exists()):
+    def _place_of(
+        self, name: str, *, instead_of: RemotePlace | None = None, pieces: bool = True
+    ) -> Path | RemotePlace:
+        """Return the place of a file; ask the keeper if it is not known.
+
+        Args:
+            name: the file.
+            instead_of: a place that no longer has it.
+            pieces: whether the file may stay on other nodes.
+
+        Raises:
+            DamageError: the keeper cannot get it whole.
+        """
+        with self._lock:
+            finding = self._finding.setdefault(name, threading.Lock())
+        with finding:
+            with self._lock:
+                place, damaged = self._known.get(name), name in self._damaged
+            if (
+                place is not None
+                and place != instead_of
+                and (isinstance(place, RemotePlace) or place.exists())
+            ):
                 return place
-            damaged = name in self._damaged
             left = max(self._deadline - time.monotonic(), 1.0)
             try:
-                place = self._keeper.find(self._attempt, name, left, damaged=damaged)
+                place = self._keeper.find(self._attempt, name, left, damaged=damaged, pieces=pieces)
             except (FileNotFoundError, KeeperError) as error:
                 raise DamageError(Damage.found(name, str(error))) from error
-            self._damaged.discard(name)
-            self._known[name] = place
+            with self._lock:
+                self._damaged.discard(name)
+                self._known[name] = place
+                former = self._remote.pop(name, None)
+                if damaged and isinstance(place, RemotePlace):
+                    self._remote[name] = RemoteFile(place, verify=True)
+            if former is not None:
+                former.close()
             return place
+
+
+class _FileElsewhere:
+    """A file on other nodes, open for reading.
+
+    Args:
+        read_into: fills a buffer from an offset on.
+    """
+
+    def __init__(self, read_into: Callable[[int, memoryview], int]) -> None:
+        self.read_into = read_into
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return up to ``length`` bytes from an offset on; fewer only at the file's end."""
+        buffer = bytearray(length)
+        return bytes(buffer[: self.read_into(offset, memoryview(buffer))])

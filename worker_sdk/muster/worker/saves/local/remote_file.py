@@ -32,7 +32,7 @@ class RemoteFile:
     """
 
     def __init__(self, place: RemotePlace, *, verify: bool = False) -> None:
-        self._place = place
+        self.place = place
         self._verify = verify
         self._lock = threading.Lock()
         self._connection: http.client.HTTPConnection | None = None
@@ -60,7 +60,7 @@ class RemoteFile:
             return 0
         failures: list[str] = []
         with self._lock:
-            for url in self._place.urls:
+            for url in self.place.urls:
                 try:
                     return self._get(url, offset, buffer)
                 except (OSError, http.client.HTTPException) as error:
@@ -81,7 +81,7 @@ class RemoteFile:
             self._connection = http.client.HTTPConnection(parts.netloc, timeout=READ_TIMEOUT)
             self._host = parts.netloc
         headers = {
-            "Authorization": f"Bearer {self._place.token}",
+            "Authorization": f"Bearer {self.place.token}",
             "Range": f"bytes={offset}-{offset + buffer.nbytes - 1}",
         }
         self._connection.request("GET", parts.path + ("?verify=1" if self._verify else ""), headers=headers)

@@ -38,6 +38,11 @@ class Cluster:
         self.committed_by: dict[SaveAttempt, str] = {}
         self.decisions: dict[tuple[int, int], SaveAttempt | None] = {}
         """By generation and number."""
+        self.shared: dict[SaveAttempt, str] = {}
+        """What ranks have committed in shared storage, and where."""
+        self.unsettled: list[pb.LocalCheckpoint] = []
+        """What each permit names."""
+        self.recoveries: list[pb.RecoverRequest] = []
         self.refused: set[SaveAttempt] = set()
         """Not to be resumed from."""
 
@@ -237,6 +242,10 @@ class FakeLocalCheckpoints(local_pb2_grpc.LocalCheckpointServiceServicer):
         self._fail(context)
         attempt = SaveAttempt(request.checkpoint.attempt.generation, request.checkpoint.attempt.number)
         self.requests.append(request)
+        if not request.keeper_id:
+            if request.persisted_as:
+                self.cluster.shared[attempt] = request.persisted_as
+            return pb.LocalCheckpointServiceCommitResponse(unsettled=self.cluster.unsettled)
         with self.cluster.lock:
             self.cluster.commits[attempt] = request.checkpoint
             self.cluster.committed_by[attempt] = request.keeper_id

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -81,6 +81,32 @@ class LocalCheckpointCalls:
             lambda channel: _stub(channel).Commit, request, timeout, what
         )
         return Level(response.level)
+
+    def commit_shared(
+        self, checkpoint: pb.LocalCheckpoint, persisted_as: str, timeout: float
+    ) -> Sequence[pb.LocalCheckpoint]:
+        """Ask whether a checkpoint may be committed in shared storage, or tell that it is.
+
+        Args:
+            checkpoint: it.
+            persisted_as: where it is committed; empty: it is not yet.
+            timeout: seconds.
+
+        Returns:
+            Older checkpoints of which it must be made sure first that they are committed, or never will be.
+
+        Raises:
+            ConnectError: the coordinator does not answer in time.
+            RefusedError: the coordinator refused.
+        """
+        request = pb.LocalCheckpointServiceCommitRequest(
+            run_id=self._run_id, checkpoint=checkpoint, persisted_as=persisted_as
+        )
+        what = f"{'note' if persisted_as else 'permit'} step {checkpoint.step} in shared storage"
+        response: pb.LocalCheckpointServiceCommitResponse = self._ask(
+            lambda channel: _stub(channel).Commit, request, timeout, what
+        )
+        return response.unsettled
 
     def recover(
         self,

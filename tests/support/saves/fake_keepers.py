@@ -42,6 +42,8 @@ class Cluster:
         """What ranks have committed in shared storage, and where."""
         self.unsettled: list[pb.LocalCheckpoint] = []
         """What each permit names."""
+        self.doubtful: list[pb.LocalCheckpoint] = []
+        """What decisions name until the ranks say that it is absent."""
         self.recoveries: list[pb.RecoverRequest] = []
         self.refused: set[SaveAttempt] = set()
         """Not to be resumed from."""
@@ -254,6 +256,11 @@ class FakeLocalCheckpoints(local_pb2_grpc.LocalCheckpointServiceServicer):
 
     def Recover(self, request: Any, context: Any) -> pb.RecoverResponse:  # noqa: N802
         self._fail(context)
+        self.cluster.recoveries.append(request)
+        if request.without_local:
+            return pb.RecoverResponse(reason="the ranks asked for none")
+        if self.cluster.doubtful and not request.absent:
+            return pb.RecoverResponse(reason="it may be there", unsettled=self.cluster.doubtful)
         attempt = self.cluster.decide(request.generation, request.number)
         if attempt is None:
             return pb.RecoverResponse(reason="no local checkpoint is whole")

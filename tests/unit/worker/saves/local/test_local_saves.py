@@ -204,6 +204,10 @@ def test_copies_that_can_never_be_read_lead_to_shared_storage(job: LocalJob, mon
     monkeypatch.setattr(type(job.nodes[1]), "_fetch", fetch_wrong)
     assert job.resume() == [1] * 3
     assert len([one for one in job.cluster.decisions if one[0] == 1]) == 2
+    asked_last = [
+        one for one in job.cluster.recoveries if one.number == max(o.number for o in job.cluster.recoveries)
+    ]
+    assert [one.without_local for one in asked_last] == [True] * 3, "the coordinator decides it, for all"
     asked = [said for path, said in job.nodes[1].asked if path == "/fetch" and said.get("verify")]
     assert asked, "the keeper is told"
 
@@ -284,6 +288,50 @@ def test_commit_that_is_refused_fails_the_save_on_all_ranks(job: LocalJob):
     assert [type(one) for one in heard] == [AsyncSaveError] * 3
     assert "as the test says" in str(heard[2])
     job.save(2)
+
+
+def test_checkpoint_that_may_be_in_shared_storage_is_looked_for_there(job: LocalJob):
+    """A keeper was permitted to commit it, and has."""
+    job.begin(persist_every=10).save(1, 2)
+    job.cluster.doubtful = [job.service.requests[1].checkpoint]
+    job.cluster.doubtful[0].persist_to = str(job.shared)
+    _persist(job, SaveAttempt(0, 1), 2)
+    part(job, 2, "0-1", 2).unlink()
+    job.begin()
+    assert job.resume() == [2] * 3
+    assert {tuple(one.absent) for one in job.cluster.recoveries} == {()}
+
+
+def test_checkpoint_that_is_not_in_shared_storage_leads_to_another_decision(job: LocalJob):
+    """A keeper was permitted to commit it, and cannot any more."""
+    job.begin(persist_every=10).save(1, 2)
+    job.cluster.doubtful = [job.service.requests[1].checkpoint]
+    job.cluster.doubtful[0].persist_to = str(job.shared)
+    unfinished = CheckpointDirectory(job.shared, "job").unfinished(2, SaveAttempt(0, 1))
+    unfinished.mkdir()
+    part(job, 2, "0-1", 2).unlink()
+    job.begin()
+    assert job.resume() == [1] * 3
+    assert not unfinished.exists()
+    said = [[(one.generation, one.number) for one in asked.absent] for asked in job.cluster.recoveries]
+    assert sorted(said) == [[]] * 3 + [[(0, 1)]] * 3
+
+
+def test_shared_storage_that_cannot_be_looked_at_is_not_taken_for_empty(
+    job: LocalJob, monkeypatch: pytest.MonkeyPatch
+):
+    job.begin(persist_every=10).save(1, 2)
+    job.cluster.doubtful = [job.service.requests[1].checkpoint]
+    job.cluster.doubtful[0].persist_to = str(job.shared)
+
+    def away(*_: object) -> bool:
+        raise OSError("the share is away")
+
+    monkeypatch.setattr(FolderStorage, "settle", away)
+    job.begin()
+    heard = job.resume()
+    assert [type(one) for one in heard] == [OSError, BarrierAbortedError, BarrierAbortedError]
+    assert "the share is away" in str(heard[2])
 
 
 # ---------------------------------------------------------------------- no room

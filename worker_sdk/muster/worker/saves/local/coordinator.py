@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import grpc
 from google.protobuf.message import Message
 
+from muster.checkpoint.committed import SaveAttempt
 from muster.client.calls import ELSEWHERE, explain, reason_of
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, Target, replicas_of
@@ -115,6 +116,9 @@ class LocalCheckpointCalls:
         world_size: int,
         timeout: float,
         before: Callable[[], None] = lambda: None,
+        *,
+        absent: Sequence[SaveAttempt] = (),
+        without_local: bool = False,
     ) -> pb.RecoverResponse:
         """Return the decision what to resume from.
 
@@ -125,13 +129,20 @@ class LocalCheckpointCalls:
             timeout: seconds.
             before: called before each of several calls. The decision waits for this rank's keeper, which may
                 have ended meanwhile.
+            absent: what the last decision named, and is not in shared storage.
+            without_local: whether it must name no local checkpoint.
 
         Raises:
             ConnectError: there is no decision in time.
             RefusedError: the coordinator refused.
         """
         request = pb.RecoverRequest(
-            run_id=self._run_id, generation=generation, number=number, world_size=world_size
+            run_id=self._run_id,
+            generation=generation,
+            number=number,
+            world_size=world_size,
+            absent=[pb.Attempt(generation=one.generation, number=one.number) for one in absent],
+            without_local=without_local,
         )
         response: pb.RecoverResponse = self._ask(
             lambda channel: _stub(channel).Recover,

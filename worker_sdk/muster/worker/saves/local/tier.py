@@ -192,6 +192,8 @@ class LocalTier:
             self._folder,
             self.attach,
             shared,
+            self._place.storage,
+            self._persist_to,
             self._timeout,
             verify=verify,
         )

@@ -132,7 +132,7 @@ class Rules:
                 "a level does not go back, and is decided once"
             )
             assert record.made_at == before.made_at
-        if record.level is Level.REPLICATED:
+        if record.level is Level.REPLICATED and (before is None or before.level < Level.REPLICATED):
             for rank in range(checkpoint.world_size):
                 found = len(self.holders(checkpoint, rank))
                 assert found > checkpoint.replicas > 0, f"rank {rank} has {found} copies"

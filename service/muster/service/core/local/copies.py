@@ -115,8 +115,8 @@ class Copies:
 
     @property
     def can_be_persisted(self) -> bool:
-        """Whether a connected keeper has each part that is not in shared storage."""
-        return self.is_whole or all(rank in self.persisted for rank in self.missing())
+        """Whether a connected keeper has each part that is not in shared storage, and one can commit it."""
+        return any(self.holders) and all(rank in self.persisted for rank in self.missing())
 
     @property
     def is_all_persisted(self) -> bool:

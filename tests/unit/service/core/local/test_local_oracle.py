@@ -123,6 +123,19 @@ class LocalCheckpoints(RuleBasedStateMachine):
             self.work_everywhere()
 
     @precondition(lambda self: self.job.is_training and self.job.most is Level.PERSISTED)
+    @rule(lost=SOME)
+    def lose_nodes_while_one_commits(self, lost: list[bool]) -> None:
+        """The keeper that is permitted to commit may be among them, and cut off rather than dead."""
+        self.job.commit(self.job.save())
+        for _ in range(3):
+            for node in self.job.nodes.values():
+                self.job.work(node, is_quick=False)
+        for node, is_lost in zip(list(self.job.nodes.values()), lost, strict=True):
+            if is_lost:
+                node.disk.clear()
+                self.job.disconnect(node)
+
+    @precondition(lambda self: self.job.is_training and self.job.most is Level.PERSISTED)
     @rule()
     def save_without_room(self) -> None:
         self.job.save_without_room()

@@ -30,6 +30,7 @@ from muster.worker.saves.limits import check_local, check_timeout
 from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.local.level import Level, WaitFor
 from muster.worker.saves.local.local_load import LocalLoad
+from muster.worker.saves.local.storage_options import options_or_environment
 from muster.worker.saves.local.tier import LocalTier
 from muster.worker.saves.memory.huge_pages import HugePages
 from muster.worker.saves.memory.staging import (
@@ -50,7 +51,7 @@ from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.storage.checkpoint_storage import PendingCheckpoint
 from muster.worker.saves.storage.direct_save import DirectSave, PlacedSave
 from muster.worker.saves.storage.lazy_storage import LazyStorage
-from muster.worker.saves.storage.open_storage import absolute, open_storage
+from muster.worker.saves.storage.open_storage import absolute, check_options, open_storage
 from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of, written_note
 from muster.worker.saves.storage.reading import VerifyingReader
 from muster.worker.saves.storage.written import check_whole
@@ -74,7 +75,8 @@ class Checkpointer:
         verify: ``"load"``: verify every byte that is loaded against the digest from when it was written;
             ``"off"``: do not.
         storage_options: of a bucket, what fsspec's implementation of its scheme takes, such as
-            ``{"profile": "training"}``; default: what that finds by itself.
+            ``{"profile": "training"}``; default: what that finds by itself. With ``local``, keepers that this
+            process starts get them, too, and the default is ``MUSTER_STORAGE_OPTIONS``.
         local: a folder on each node's own disk, or in its memory (tmpfs). Saves go there. The node's keeper,
             a process that the first rank starts, copies each rank's part to other nodes. After a loss that
             leaves one copy of each part, the job resumes from these copies, without shared storage.
@@ -111,7 +113,10 @@ class Checkpointer:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: it must be above 0, or None to keep all.")
         check_timeout(timeout)
-        check_local(local, replicas, persist_every, storage_options)
+        check_local(local, replicas, persist_every)
+        if local is not None:
+            storage_options = options_or_environment(storage_options)
+            check_options(folder, storage_options)
         self._folder = folder
         self._keep_last = keep_last
         self._copy = copy
@@ -143,6 +148,7 @@ class Checkpointer:
                 timeout=timeout,
                 storage=self._storage,
                 opens=opens,
+                storage_options=storage_options,
             )
             self._recover = self._tier.load(self._load, verify=verify == "load")
         self._planning = Planning(self._barrier, timeout)

@@ -280,14 +280,15 @@ class LocalTier:
         copies = self._copies.get(event.attempt)
         if copies is None or (event.attempt != self._persisting and copies.level < Level.PERSISTED):
             raise refusals.permit_refused(self.run_id, event.attempt)
-        if copies.record.permit is Permit.NONE and copies.level < Level.PERSISTED:
+        if copies.level < Level.PERSISTED:
             self._set_permit(copies, Permit.GIVEN, effects)
         effects.send(event.session, Permitted(unsettled_before(self.copies, copies.attempt)))
         self._review(now, effects)
 
     def _set_permit(self, copies: Copies, permit: Permit, effects: Effects) -> None:
-        copies.record = replace(copies.record, permit=permit)
-        effects.records.append(copies.record)
+        if copies.record.permit is not permit:
+            copies.record = replace(copies.record, permit=permit)
+            effects.records.append(copies.record)
 
     def _raise_level(
         self, copies: Copies, holding: Holding | None, effects: Effects, persisted_as: str = ""
@@ -422,12 +423,10 @@ class LocalTier:
         """The ranks have made sure that attempts are not in shared storage, and never will be."""
         for attempt in absent:
             copies = self._copies.get(attempt)
-            if copies is None or not copies.is_unsettled:
-                continue
-            if copies.is_in_shared_storage_alone:
-                self._drop(copies, effects)
-            else:
+            if copies is not None and copies.is_unsettled:
                 self._set_permit(copies, Permit.NONE, effects)
+                if copies.is_in_shared_storage_alone:
+                    self._drop(copies, effects)
 
     def _refuse_pending(self, pending: PendingRecovery, effects: Effects) -> None:
         refusal = refusals.recovery_superseded(self.run_id, pending.generation, pending.number)

@@ -500,7 +500,7 @@ def test_folder_in_memory_counts_for_the_memory_limit(tmp_path: Path, monkeypatc
         ({"persist_every": 2}, "persist_every = 2 is of local saves"),
         ({"local": "here", "replicas": -1}, "replicas = -1: it must be at least 0"),
         ({"local": "here", "persist_every": 0}, "persist_every = 0: it must be at least 1"),
-        ({"local": "here", "storage_options": {"profile": "a"}}, "from the environment alone"),
+        ({"local": "here", "storage_options": {"profile": "a"}}, "is a folder"),
     ],
 )
 def test_settings_that_are_not_usable_are_refused(tmp_path: Path, options: dict[str, object], message: str):

@@ -2,9 +2,10 @@
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.worker.barriers import GrpcBarrier
@@ -18,6 +19,7 @@ from muster.worker.saves.local.keeper_watch import KeeperWatch
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local.local_load import LocalLoad
 from muster.worker.saves.local.local_storage import LocalStorage, Terms
+from muster.worker.saves.local.storage_options import keeper_environment
 from muster.worker.saves.local.tiered_save import SharedPlace, TieredSave
 from muster.worker.saves.local_barrier import LocalBarrier
 from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage
@@ -46,6 +48,7 @@ class LocalTier:
         timeout: seconds for one save.
         storage: shared storage, opened when it is needed. Saves go there if a node has no room.
         opens: opens it once more, in a forked child.
+        storage_options: of shared storage, for the keeper.
 
     Raises:
         KeeperError: there is no keeper, and none can be started.
@@ -66,6 +69,7 @@ class LocalTier:
         timeout: float,
         storage: CheckpointStorage,
         opens: Callable[[], CheckpointStorage],
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         given: object = barrier
         if isinstance(given, LocalBarrier):
@@ -84,7 +88,9 @@ class LocalTier:
         self._folder.make()
         endpoint = barrier.config.endpoint
         command = keeper_command(self._folder, barrier.run_id, endpoint)
-        keeper = self._keeper = KeeperClient(KeeperProcess(self._folder, command, is_answered))
+        keeper = self._keeper = KeeperClient(
+            KeeperProcess(self._folder, command, is_answered, keeper_environment(storage_options))
+        )
         self._calls = LocalCheckpointCalls(endpoint, barrier.run_id)
         self._storage = LocalStorage(self._folder, self._keeper, self._calls, barrier.rank, timeout)
         self._shared = barrier.sibling(f"{barrier.prefix}/shared")

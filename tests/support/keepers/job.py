@@ -68,8 +68,6 @@ class Job:
         """What it says may be in shared storage."""
         self.absent: tuple[Attempt, ...] = ()
         """What the ranks have found not to be there."""
-        self.committing: LocalCheckpoint | None = None
-        """What rank 0 was permitted to commit in shared storage, and is about to."""
         self._saves = 0
         """The saves of the generation."""
         self.written: list[LocalCheckpoint] = []
@@ -307,7 +305,7 @@ class Job:
         if order.commit and folder.verified and not folder.persisted_as:
             self.ask_permit(node, checkpoint)
             if is_quick:
-                self.finish_commits(node)
+                self.rules.finish_commits(node)
 
     def ask_permit(self, node: Node, checkpoint: LocalCheckpoint) -> None:
         """The keeper asks whether it may commit a checkpoint in shared storage."""
@@ -319,26 +317,12 @@ class Job:
             case [Permitted(unsettled)]:
                 for one in unsettled:
                     assert one.attempt < attempt
-                    self._settle(one.attempt)
+                    self.rules.settle(one.attempt)
                 node.committing[attempt] = checkpoint
             case [Refused(refusal)]:
                 assert refusal.reason is Reason.ATTEMPT_SUPERSEDED
             case _:
                 raise AssertionError(answers)
-
-    def finish_commits(self, node: Node) -> None:
-        """The commits take effect for which the keeper has permits. It may be cut off."""
-        committing, node.committing = node.committing, {}
-        for attempt, checkpoint in committing.items():
-            self.rules.commit(attempt)
-            if attempt in node.disk:
-                node.disk[attempt].persisted_as = f"step-{checkpoint.step}"
-
-    def _settle(self, attempt: Attempt) -> bool:
-        found = self.rules.settle(attempt)
-        if not found and self.committing is not None and self.committing.attempt == attempt:
-            self.committing = None
-        return found
 
     def fetch(self, node: Node, order: Order, rank: int) -> bool:
         """Get a part from the sources of an order. A source with a damaged copy finds out, and reports it."""
@@ -397,14 +381,14 @@ class Job:
         match answers:
             case [LocalCommitted(_, unsettled)]:
                 for one in unsettled:
-                    self._settle(one.attempt)
-                self.committing = checkpoint
+                    self.rules.settle(one.attempt)
+                self.rules.committing = checkpoint
             case _:
                 raise AssertionError(answers)
 
     def finish_shared_save(self, *, tells: bool) -> None:
         """Rank 0 commits it in shared storage, and perhaps has no time to tell the coordinator."""
-        checkpoint, self.committing = self.committing, None
+        checkpoint, self.rules.committing = self.rules.committing, None
         if checkpoint is None:
             return
         self.rules.commit(checkpoint.attempt)
@@ -456,7 +440,7 @@ class Job:
         resumed = self.rules.decisions[self.generation, self.number]
         absent: tuple[Attempt, ...] = ()
         if resumed is None:
-            found = [self._settle(one.attempt) for one in self.unsettled]
+            found = [self.rules.settle(one.attempt) for one in self.unsettled]
             absent = () if any(found) else tuple(one.attempt for one in self.unsettled)
             if not absent:
                 # Else what is there is not looked at: the ranks ask again.

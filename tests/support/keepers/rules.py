@@ -44,6 +44,8 @@ class Rules:
         """The parts in shared storage."""
         self.committed: set[Attempt] = set()
         """The checkpoints that were committed in shared storage."""
+        self.committing: LocalCheckpoint | None = None
+        """What rank 0 was permitted to commit in shared storage, and is about to."""
         self.absent: set[Attempt] = set()
         """Those of which was made sure that nobody commits them."""
 
@@ -99,11 +101,21 @@ class Rules:
             assert attempt > max(self.committed, default=NONE), "an older commit comes after a newer one"
         self.committed.add(attempt)
 
+    def finish_commits(self, node: Node) -> None:
+        """The commits take effect for which a keeper has permits. It may be cut off."""
+        committing, node.committing = node.committing, {}
+        for attempt, checkpoint in committing.items():
+            self.commit(attempt)
+            if attempt in node.disk:
+                node.disk[attempt].persisted_as = f"step-{checkpoint.step}"
+
     def settle(self, attempt: Attempt) -> bool:
-        """Return whether it is committed. If not, whoever is about to commit it cannot do so any more."""
+        """Return whether it is committed. If not, a process with a permit cannot commit it any more."""
         if attempt in self.committed:
             return True
         self.absent.add(attempt)
+        if self.committing is not None and self.committing.attempt == attempt:
+            self.committing = None
         for node in self._nodes.values():
             node.committing.pop(attempt, None)
         return False

@@ -238,7 +238,7 @@ class FakeLocalCheckpoints(local_pb2_grpc.LocalCheckpointServiceServicer):
     def Keep(self, request: Any, context: Any) -> NoReturn:  # noqa: N802
         raise NotImplementedError
 
-    Report = List = Keep
+    Report = List = Permit = Keep
 
     def Commit(self, request: Any, context: Any) -> pb.LocalCheckpointServiceCommitResponse:  # noqa: N802
         self._fail(context)

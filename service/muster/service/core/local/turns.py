@@ -1,4 +1,4 @@
-"""Whose turn it is to be copied to shared storage. A checkpoint without progress gives its turn up."""
+"""The order in which checkpoints are copied to shared storage. One without progress gives its turn up."""
 
 from collections.abc import Sequence
 

@@ -85,7 +85,7 @@ class LocalCheckpoints(RuleBasedStateMachine):
 
     @rule(index=INDEX)
     def commit_late(self, index: int) -> None:
-        self.job.finish_commits(self.node(index))
+        self.job.rules.finish_commits(self.node(index))
 
     @rule()
     def work_everywhere(self) -> None:

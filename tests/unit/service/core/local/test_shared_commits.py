@@ -30,7 +30,7 @@ def new_job() -> Job:
 
 
 def save(job: Job, attempt: Attempt, step: int, *, persisted: bool = True) -> None:
-    """A checkpoint that is whole, and whose parts are in shared storage."""
+    """Save a checkpoint that is whole, with all parts in shared storage."""
     job.commit(attempt, step, persist_to="/shared")
     for node in range(3):
         job.report(node, attempt, {node})
@@ -78,7 +78,7 @@ def lose(job: Job, attempt: Attempt) -> None:
 
 @pytest.fixture
 def permitted() -> Job:
-    """A job of whose newest checkpoint a keeper may commit, and a part of which was lost."""
+    """A job with a permit for its newest checkpoint, which has lost a part."""
     job = new_job()
     save(job, FIRST, 10, persisted=False)
     job.report(0, FIRST, {0}, persisted_ranks=frozenset(range(3)), persisted_as="/shared/10")

@@ -26,7 +26,7 @@ from muster.checkpoint.committed import (
     unseal,
 )
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
-from muster.checkpoint.manifest import MANIFEST
+from muster.checkpoint.manifest import MANIFEST, ManifestReference
 from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import home
 
@@ -121,6 +121,33 @@ class CheckpointDirectory:
         unfinished.rename(target)
         sync(self.folder)
         return made
+
+    def settle(self, step: int, save: SaveAttempt, manifest: ManifestReference) -> bool:
+        """Make sure that an attempt is committed, or never will be; return whether it is.
+
+        Its folder is renamed. So a process that is about to commit it can no longer do so.
+
+        Args:
+            step: the step.
+            save: the attempt.
+            manifest: that of the attempt.
+
+        Raises:
+            OSError: it cannot be made sure of.
+        """
+        unfinished = self.unfinished(step, save)
+        doomed = self.folder / f".removed-{unfinished.name.removeprefix('.')}"
+        if os.path.lexists(doomed):
+            shutil.rmtree(doomed)
+        try:
+            unfinished.rename(doomed)
+        except FileNotFoundError:
+            pass
+        else:
+            sync(self.folder)
+            shutil.rmtree(doomed, ignore_errors=True)
+        entry = self.entry(self.path(step))
+        return entry is not None and entry.made is not None and entry.made.manifest == manifest
 
     # ------------------------------------------------------------------ reading
 

@@ -30,17 +30,25 @@ def orders_from(message: pb.Orders) -> Orders:
     return Orders({order.checkpoint.attempt: order for order in orders}, _attempt_from(message.forget_before))
 
 
+def checkpoints_from(messages: Iterable[pb.LocalCheckpoint]) -> list[LocalCheckpoint]:
+    """Read checkpoints."""
+    return list(map(_checkpoint_from, messages))
+
+
+def _checkpoint_from(checkpoint: pb.LocalCheckpoint) -> LocalCheckpoint:
+    return LocalCheckpoint(
+        attempt=_attempt_from(checkpoint.attempt),
+        step=checkpoint.step,
+        world_size=checkpoint.world_size,
+        manifest=ManifestReference(checkpoint.manifest_size, checkpoint.manifest_digest.hex()),
+        persist_to=checkpoint.persist_to,
+        keep_persisted=checkpoint.keep_persisted,
+    )
+
+
 def _order_from(message: pb.Order) -> Order:
-    checkpoint = message.checkpoint
     return Order(
-        LocalCheckpoint(
-            attempt=_attempt_from(checkpoint.attempt),
-            step=checkpoint.step,
-            world_size=checkpoint.world_size,
-            manifest=ManifestReference(checkpoint.manifest_size, checkpoint.manifest_digest.hex()),
-            persist_to=checkpoint.persist_to,
-            keep_persisted=checkpoint.keep_persisted,
-        ),
+        _checkpoint_from(message.checkpoint),
         LEVELS.get(message.level, ""),
         frozenset(message.ranks),
         _locations_from(message.sources),
@@ -87,6 +95,15 @@ def report_request(run_id: str, keeper_id: str, changes: Report, is_complete: bo
         holdings=map(_holding, changes.holdings.values()),
         disk=pb.Disk(used=changes.used, quota=changes.quota) if changes.quota else None,
         is_complete=is_complete,
+    )
+
+
+def permit_request(run_id: str, keeper_id: str, attempt: SaveAttempt) -> pb.PermitRequest:
+    """Return the question whether a checkpoint may be committed in shared storage."""
+    return pb.PermitRequest(
+        run_id=run_id,
+        keeper_id=keeper_id,
+        attempt=pb.Attempt(generation=attempt.generation, number=attempt.number),
     )
 
 

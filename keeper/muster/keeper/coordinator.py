@@ -7,12 +7,13 @@ the same connection. When anything breaks, the stream is opened again.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from muster.checkpoint.committed import SaveAttempt
 from muster.client.addresses import is_socket, target_of
 from muster.client.calls import ELSEWHERE, channel_options, reason_of, search_on
 from muster.client.credentials import TOKEN_REFUSED, Credentials
@@ -23,7 +24,7 @@ from muster.keeper import codec
 from muster.keeper.change_signal import ChangeSignal
 from muster.keeper.keeper import Keeper
 from muster.keeper.reporting import Report
-from muster.keeper.vocabulary import Attachment
+from muster.keeper.vocabulary import Attachment, LocalCheckpoint
 from muster.v1 import local_pb2 as pb
 from muster.v1 import local_pb2_grpc
 
@@ -81,6 +82,8 @@ class CoordinatorLink:
         self._credentials = credentials
         self._heard: Report | None = None
         """What the coordinator has heard on the open stream; None: no stream is open."""
+        self._ask: Callable[[SaveAttempt], Awaitable[pb.PermitResponse]] | None = None
+        """Asks for a permit on the open stream's connection."""
         self._heard_changed = ChangeSignal()
         self.said = "the coordinator has not answered yet"
         """Why no stream is open, for people."""
@@ -167,6 +170,16 @@ class CoordinatorLink:
             search.answered()
             logger.info("connected to the coordinator at %s", target.address)
             self.said = ""
+
+            async def ask(attempt: SaveAttempt) -> pb.PermitResponse:
+                request = codec.permit_request(self._run_id, self._keeper.id, attempt)
+                metadata = await self._metadata(search, target)
+                response: pb.PermitResponse = await stub.Permit(
+                    request, timeout=CALL_TIMEOUT, metadata=metadata
+                )
+                return response
+
+            self._ask = ask
             self._hear(report)
             tasks = [
                 asyncio.create_task(self._listen(call), name="muster-keeper-listen"),
@@ -176,7 +189,7 @@ class CoordinatorLink:
             for task in done:
                 task.result()
         finally:
-            self._heard = None
+            self._heard = self._ask = None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -208,6 +221,22 @@ class CoordinatorLink:
             case "replicas":
                 self._replicas.learn(response.replicas.addresses, response.replicas.keepalive_ms)
         return kind
+
+    async def permit(self, attempt: SaveAttempt) -> Sequence[LocalCheckpoint]:
+        """Ask whether a checkpoint may be committed in shared storage.
+
+        Returns:
+            Older checkpoints that must be settled first.
+
+        Raises:
+            OSError: it may not be committed, or no stream is open.
+        """
+        if self._heard is None or self._ask is None:
+            raise OSError(f"the coordinator does not permit the commit: {self.said}")
+        try:
+            return codec.checkpoints_from((await self._ask(attempt)).unsettled)
+        except grpc.aio.AioRpcError as error:
+            raise OSError(f"the coordinator does not permit the commit: {error.details()}") from error
 
     async def _tell(self, stub: Any, search: Search, target: Target) -> None:  # noqa: ANN401
         """Report each change. A change during a call is reported by the next one."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -55,8 +55,23 @@ class Persister(Protocol):
             ValueError: the checkpoint cannot be committed there.
         """
 
-    async def commit(self, checkpoint: LocalCheckpoint, head: Head, folder: Path) -> str:
-        """Commit a checkpoint of which all parts are there; return its path.
+    async def prepare(self, checkpoint: LocalCheckpoint, head: Head, folder: Path) -> str:
+        """Do all that comes before the commit of a checkpoint; return its path if it is committed already.
+
+        Raises:
+            OSError: a part is not there.
+            ValueError: it can never be committed.
+        """
+
+    async def commit(
+        self, checkpoint: LocalCheckpoint, head: Head, unsettled: Sequence[LocalCheckpoint]
+    ) -> str:
+        """Commit a checkpoint that was prepared; return its path.
+
+        Args:
+            checkpoint: the checkpoint.
+            head: its head.
+            unsettled: older ones. It is first made sure that each is committed, or never will be.
 
         Raises:
             OSError: it cannot be committed.
@@ -90,6 +105,9 @@ class Keeper:
         self.attachment: Attachment | None = None
         self.changes = files.changes
         """Notified when there may be something to report, and when orders, peers or ranks have changed."""
+        self.permits: Callable[[SaveAttempt], Awaitable[Sequence[LocalCheckpoint]]] = _no_permit
+        """Asks the coordinator whether a checkpoint may be committed in shared storage. It returns older ones
+        that must be settled first, and raises OSError if it may not."""
         self._persister = persister
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._retries: dict[Action, _Retry] = {}
@@ -274,8 +292,16 @@ class Keeper:
         if (order := self.files.order(attempt)) is None:
             return
         head = await self.files.ensure_head(attempt)
-        path = await self._persister.commit(order.checkpoint, head, self.files.folder.attempt(attempt))
+        path = await self._persister.prepare(order.checkpoint, head, self.files.folder.attempt(attempt))
+        if not path:
+            # The last thing before the commit: a recovery that follows knows that it may be there.
+            unsettled = await self.permits(attempt)
+            path = await self._persister.commit(order.checkpoint, head, unsettled)
         self.files.verified.put_committed(attempt, path)
+
+
+async def _no_permit(attempt: SaveAttempt) -> Sequence[LocalCheckpoint]:
+    raise OSError("the coordinator has not been reached yet")
 
 
 def _persists(action: Action) -> bool:

@@ -105,6 +105,7 @@ def _assemble(
 async def _work(settings: KeeperSettings, keeper: Keeper, site: Site, address: KeeperAddress) -> None:
     link = CoordinatorLink(settings.endpoint, settings.run_id, keeper, address, settings.credentials)
     site.link = link
+    keeper.permits = link.permit
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(keeper.verify_all(), name="muster-keeper-verify")
         tasks.create_task(keeper.run(), name="muster-keeper-orders")

@@ -532,12 +532,17 @@ class LocalCheckpointServiceCommitRequest(google.protobuf.message.Message):
     CHECKPOINT_FIELD_NUMBER: builtins.int
     KEEPER_ID_FIELD_NUMBER: builtins.int
     WAIT_FOR_FIELD_NUMBER: builtins.int
+    PERSISTED_AS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     keeper_id: builtins.str
-    """The id of the keeper that has the manifest."""
+    """The id of the keeper that has the manifest. Empty: the ranks write the checkpoint to shared storage, because a local
+    folder has no room. The first such request is a permit to commit it there. A second one says that it is committed.
+    """
     wait_for: global___DurabilityLevel.ValueType
     """The level that is waited for; LOCAL or not given: none."""
+    persisted_as: builtins.str
+    """Without a keeper: where the ranks have committed it in shared storage; empty: they have not yet."""
     @property
     def checkpoint(self) -> global___LocalCheckpoint:
         """The checkpoint."""
@@ -549,9 +554,10 @@ class LocalCheckpointServiceCommitRequest(google.protobuf.message.Message):
         checkpoint: global___LocalCheckpoint | None = ...,
         keeper_id: builtins.str = ...,
         wait_for: global___DurabilityLevel.ValueType = ...,
+        persisted_as: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "keeper_id", b"keeper_id", "run_id", b"run_id", "wait_for", b"wait_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "keeper_id", b"keeper_id", "persisted_as", b"persisted_as", "run_id", b"run_id", "wait_for", b"wait_for"]) -> None: ...
 
 global___LocalCheckpointServiceCommitRequest = LocalCheckpointServiceCommitRequest
 
@@ -562,16 +568,73 @@ class LocalCheckpointServiceCommitResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEVEL_FIELD_NUMBER: builtins.int
+    UNSETTLED_FIELD_NUMBER: builtins.int
     level: global___DurabilityLevel.ValueType
     """Its level."""
+    @property
+    def unsettled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalCheckpoint]:
+        """Without a keeper: as in PermitResponse."""
+
     def __init__(
         self,
         *,
         level: global___DurabilityLevel.ValueType = ...,
+        unsettled: collections.abc.Iterable[global___LocalCheckpoint] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["level", b"level"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["level", b"level", "unsettled", b"unsettled"]) -> None: ...
 
 global___LocalCheckpointServiceCommitResponse = LocalCheckpointServiceCommitResponse
+
+@typing.final
+class PermitRequest(google.protobuf.message.Message):
+    """PermitRequest asks whether a checkpoint may be committed in shared storage."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    KEEPER_ID_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The training job."""
+    keeper_id: builtins.str
+    """The id of the keeper, whose stream must be open."""
+    @property
+    def attempt(self) -> global___Attempt:
+        """The attempt that made the checkpoint."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        keeper_id: builtins.str = ...,
+        attempt: global___Attempt | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["attempt", b"attempt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "keeper_id", b"keeper_id", "run_id", b"run_id"]) -> None: ...
+
+global___PermitRequest = PermitRequest
+
+@typing.final
+class PermitResponse(google.protobuf.message.Message):
+    """PermitResponse says that it may."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UNSETTLED_FIELD_NUMBER: builtins.int
+    @property
+    def unsettled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalCheckpoint]:
+        """Older checkpoints that were permitted, and perhaps not committed. The caller first makes sure in shared storage that
+        each is committed, or never will be: no older commit may come after a newer one.
+        """
+
+    def __init__(
+        self,
+        *,
+        unsettled: collections.abc.Iterable[global___LocalCheckpoint] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["unsettled", b"unsettled"]) -> None: ...
+
+global___PermitResponse = PermitResponse
 
 @typing.final
 class RecoverRequest(google.protobuf.message.Message):
@@ -583,6 +646,8 @@ class RecoverRequest(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     WORLD_SIZE_FIELD_NUMBER: builtins.int
+    ABSENT_FIELD_NUMBER: builtins.int
+    WITHOUT_LOCAL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     generation: builtins.int
@@ -593,6 +658,16 @@ class RecoverRequest(google.protobuf.message.Message):
     """
     world_size: builtins.int
     """The number of ranks."""
+    without_local: builtins.bool
+    """Whether the decision must not name a local checkpoint, because the ranks could not load several of them. The same on
+    all ranks.
+    """
+    @property
+    def absent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
+        """Of those that the last decision named as unsettled: the attempts that are not committed in shared storage, and never
+        will be. The same on all ranks.
+        """
+
     def __init__(
         self,
         *,
@@ -600,8 +675,10 @@ class RecoverRequest(google.protobuf.message.Message):
         generation: builtins.int = ...,
         number: builtins.int = ...,
         world_size: builtins.int = ...,
+        absent: collections.abc.Iterable[global___Attempt] | None = ...,
+        without_local: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "number", b"number", "run_id", b"run_id", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent", b"absent", "generation", b"generation", "number", b"number", "run_id", b"run_id", "without_local", b"without_local", "world_size", b"world_size"]) -> None: ...
 
 global___RecoverRequest = RecoverRequest
 
@@ -613,20 +690,28 @@ class RecoverResponse(google.protobuf.message.Message):
 
     CHECKPOINT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    UNSETTLED_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """The reason, for people."""
     @property
     def checkpoint(self) -> global___LocalCheckpoint:
         """The local checkpoint to resume from; unset: resume from shared storage."""
 
+    @property
+    def unsettled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LocalCheckpoint]:
+        """Without a checkpoint: those that may be in shared storage, from the newest to the oldest. Rank 0 makes sure that each
+        is committed, or never will be. If none is committed, all ranks ask for the next decision.
+        """
+
     def __init__(
         self,
         *,
         checkpoint: global___LocalCheckpoint | None = ...,
         reason: builtins.str = ...,
+        unsettled: collections.abc.Iterable[global___LocalCheckpoint] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "reason", b"reason", "unsettled", b"unsettled"]) -> None: ...
 
 global___RecoverResponse = RecoverResponse
 

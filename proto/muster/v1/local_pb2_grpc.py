@@ -50,6 +50,11 @@ class LocalCheckpointServiceStub(object):
                 request_serializer=muster_dot_v1_dot_local__pb2.LocalCheckpointServiceCommitRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_local__pb2.LocalCheckpointServiceCommitResponse.FromString,
                 _registered_method=True)
+        self.Permit = channel.unary_unary(
+                '/muster.v1.LocalCheckpointService/Permit',
+                request_serializer=muster_dot_v1_dot_local__pb2.PermitRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_local__pb2.PermitResponse.FromString,
+                _registered_method=True)
         self.Recover = channel.unary_unary(
                 '/muster.v1.LocalCheckpointService/Recover',
                 request_serializer=muster_dot_v1_dot_local__pb2.RecoverRequest.SerializeToString,
@@ -90,6 +95,14 @@ class LocalCheckpointServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Permit(self, request, context):
+        """Permit is asked by a keeper just before it commits a checkpoint in shared storage. From then on the checkpoint counts
+        as one that may be there. A recovery that has passed over it, or a newer one there, refuses the permit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Recover(self, request, context):
         """Recover decides which checkpoint all ranks of a generation resume from. It answers when that is decided.
         """
@@ -121,6 +134,11 @@ def add_LocalCheckpointServiceServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=muster_dot_v1_dot_local__pb2.LocalCheckpointServiceCommitRequest.FromString,
                     response_serializer=muster_dot_v1_dot_local__pb2.LocalCheckpointServiceCommitResponse.SerializeToString,
+            ),
+            'Permit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Permit,
+                    request_deserializer=muster_dot_v1_dot_local__pb2.PermitRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_local__pb2.PermitResponse.SerializeToString,
             ),
             'Recover': grpc.unary_unary_rpc_method_handler(
                     servicer.Recover,
@@ -215,6 +233,33 @@ class LocalCheckpointService(object):
             '/muster.v1.LocalCheckpointService/Commit',
             muster_dot_v1_dot_local__pb2.LocalCheckpointServiceCommitRequest.SerializeToString,
             muster_dot_v1_dot_local__pb2.LocalCheckpointServiceCommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Permit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.LocalCheckpointService/Permit',
+            muster_dot_v1_dot_local__pb2.PermitRequest.SerializeToString,
+            muster_dot_v1_dot_local__pb2.PermitResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,14 @@ class LocalCheckpointServiceStub:
     The same request may be sent again.
     """
 
+    Permit: grpc.UnaryUnaryMultiCallable[
+        muster.v1.local_pb2.PermitRequest,
+        muster.v1.local_pb2.PermitResponse,
+    ]
+    """Permit is asked by a keeper just before it commits a checkpoint in shared storage. From then on the checkpoint counts
+    as one that may be there. A recovery that has passed over it, or a newer one there, refuses the permit.
+    """
+
     Recover: grpc.UnaryUnaryMultiCallable[
         muster.v1.local_pb2.RecoverRequest,
         muster.v1.local_pb2.RecoverResponse,
@@ -80,6 +88,14 @@ class LocalCheckpointServiceAsyncStub:
     ]
     """Commit makes a local checkpoint that all ranks have written, and answers when it has the level that is waited for.
     The same request may be sent again.
+    """
+
+    Permit: grpc.aio.UnaryUnaryMultiCallable[
+        muster.v1.local_pb2.PermitRequest,
+        muster.v1.local_pb2.PermitResponse,
+    ]
+    """Permit is asked by a keeper just before it commits a checkpoint in shared storage. From then on the checkpoint counts
+    as one that may be there. A recovery that has passed over it, or a newer one there, refuses the permit.
     """
 
     Recover: grpc.aio.UnaryUnaryMultiCallable[
@@ -124,6 +140,16 @@ class LocalCheckpointServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[muster.v1.local_pb2.LocalCheckpointServiceCommitResponse, collections.abc.Awaitable[muster.v1.local_pb2.LocalCheckpointServiceCommitResponse]]:
         """Commit makes a local checkpoint that all ranks have written, and answers when it has the level that is waited for.
         The same request may be sent again.
+        """
+
+    @abc.abstractmethod
+    def Permit(
+        self,
+        request: muster.v1.local_pb2.PermitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[muster.v1.local_pb2.PermitResponse, collections.abc.Awaitable[muster.v1.local_pb2.PermitResponse]]:
+        """Permit is asked by a keeper just before it commits a checkpoint in shared storage. From then on the checkpoint counts
+        as one that may be there. A recovery that has passed over it, or a newer one there, refuses the permit.
         """
 
     @abc.abstractmethod

@@ -7,15 +7,46 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import muster.v1.common_pb2
 import muster.v1.local_pb2
 import muster.v1.rendezvous_pb2
 import muster.v1.run_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _CommitPermit:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CommitPermitEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CommitPermit.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    COMMIT_PERMIT_UNSPECIFIED: _CommitPermit.ValueType  # 0
+    """None has been asked for."""
+    COMMIT_PERMIT_GIVEN: _CommitPermit.ValueType  # 1
+    """A process was permitted to commit it, and may have done so."""
+    COMMIT_PERMIT_WITHDRAWN: _CommitPermit.ValueType  # 2
+    """As before, and a recovery has passed over it: the permit is not given again."""
+
+class CommitPermit(_CommitPermit, metaclass=_CommitPermitEnumTypeWrapper):
+    """CommitPermit says whether a process may commit a checkpoint in shared storage."""
+
+COMMIT_PERMIT_UNSPECIFIED: CommitPermit.ValueType  # 0
+"""None has been asked for."""
+COMMIT_PERMIT_GIVEN: CommitPermit.ValueType  # 1
+"""A process was permitted to commit it, and may have done so."""
+COMMIT_PERMIT_WITHDRAWN: CommitPermit.ValueType  # 2
+"""As before, and a recovery has passed over it: the permit is not given again."""
+global___CommitPermit = CommitPermit
 
 @typing.final
 class RunRecord(google.protobuf.message.Message):
@@ -606,14 +637,17 @@ class LocalCheckpointRecord(google.protobuf.message.Message):
     KEEPER_ID_FIELD_NUMBER: builtins.int
     MADE_AT_FIELD_NUMBER: builtins.int
     PERSISTED_AS_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     level: muster.v1.local_pb2.DurabilityLevel.ValueType
     """Its level."""
     keeper_id: builtins.str
-    """The id of the keeper that had the manifest first."""
+    """The id of the keeper that had the manifest first; empty: the ranks wrote it to shared storage themselves."""
     persisted_as: builtins.str
     """Where it is in shared storage; empty: it is not."""
+    permit: global___CommitPermit.ValueType
+    """Whether it may be in shared storage before that is known."""
     @property
     def checkpoint(self) -> muster.v1.local_pb2.LocalCheckpoint:
         """The checkpoint."""
@@ -631,9 +665,10 @@ class LocalCheckpointRecord(google.protobuf.message.Message):
         keeper_id: builtins.str = ...,
         made_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         persisted_as: builtins.str = ...,
+        permit: global___CommitPermit.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "made_at", b"made_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "keeper_id", b"keeper_id", "level", b"level", "made_at", b"made_at", "persisted_as", b"persisted_as", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "keeper_id", b"keeper_id", "level", b"level", "made_at", b"made_at", "permit", b"permit", "persisted_as", b"persisted_as", "run_id", b"run_id"]) -> None: ...
 
 global___LocalCheckpointRecord = LocalCheckpointRecord
 

@@ -14,14 +14,18 @@ from muster.service.core.vocabulary.local import (
     Level,
     LocalCheckpoint,
     LocalCheckpointRecord,
+    LocalCommitted,
     Location,
     Order,
     Orders,
     Peers,
+    Permit,
+    Permitted,
     Recover,
     Recovered,
     RecoveryRecord,
     ReportKeeper,
+    RequestPermit,
 )
 from muster.service.core.vocabulary.model import SessionId
 from muster.service.wire import timestamp_from_pb, timestamp_to_pb
@@ -148,12 +152,26 @@ def commit_from_pb(session: SessionId, message: pb.LocalCheckpointServiceCommitR
         checkpoint_from_pb(message.checkpoint),
         message.keeper_id,
         level_from_pb(message.wait_for),
+        message.persisted_as,
     )
+
+
+def permit_from_pb(session: SessionId, message: pb.PermitRequest) -> RequestPermit:
+    """Convert a keeper's question whether it may commit a checkpoint."""
+    return RequestPermit(session, message.run_id, message.keeper_id, attempt_from_pb(message.attempt))
 
 
 def recover_from_pb(session: SessionId, message: pb.RecoverRequest) -> Recover:
     """Convert the question what to resume from."""
-    return Recover(session, message.run_id, message.generation, message.number, message.world_size)
+    return Recover(
+        session,
+        message.run_id,
+        message.generation,
+        message.number,
+        message.world_size,
+        tuple(map(attempt_from_pb, message.absent)),
+        message.without_local,
+    )
 
 
 def _holdings(messages: Iterable[pb.Holding]) -> tuple[Holding, ...]:
@@ -197,10 +215,23 @@ def keep_response(message: object) -> pb.KeepResponse:
     raise TypeError(f"not a message to a keeper: {message!r}")
 
 
+def committed_to_pb(answer: LocalCommitted) -> pb.LocalCheckpointServiceCommitResponse:
+    """Convert the level of a checkpoint that was made."""
+    return pb.LocalCheckpointServiceCommitResponse(
+        level=level_to_pb(answer.level), unsettled=map(checkpoint_to_pb, answer.unsettled)
+    )
+
+
+def permitted_to_pb(answer: Permitted) -> pb.PermitResponse:
+    """Convert a permit."""
+    return pb.PermitResponse(unsettled=map(checkpoint_to_pb, answer.unsettled))
+
+
 def recovered_to_pb(answer: Recovered) -> pb.RecoverResponse:
     """Convert a decision on what to resume from."""
     checkpoint = checkpoint_to_pb(answer.checkpoint) if answer.checkpoint is not None else None
-    return pb.RecoverResponse(checkpoint=checkpoint, reason=answer.reason)
+    unsettled = map(checkpoint_to_pb, answer.unsettled)
+    return pb.RecoverResponse(checkpoint=checkpoint, reason=answer.reason, unsettled=unsettled)
 
 
 def _order(one: Order) -> pb.Order:
@@ -260,6 +291,7 @@ def record_to_pb(record: LocalCheckpointRecord) -> state_pb2.LocalCheckpointReco
         keeper_id=record.keeper_id,
         made_at=timestamp_to_pb(record.made_at),
         persisted_as=record.persisted_as,
+        permit=state_pb2.CommitPermit.ValueType(record.permit),
     )
 
 
@@ -272,6 +304,7 @@ def record_from_pb(message: state_pb2.LocalCheckpointRecord) -> LocalCheckpointR
         message.keeper_id,
         timestamp_from_pb(message.made_at),
         message.persisted_as,
+        Permit(message.permit),
     )
 
 

@@ -191,6 +191,48 @@ def test_keeper_killed_after_its_commit_reports_it(nodes: Nodes, service: FakeSe
     assert job.committed(made, job.b) == path
 
 
+def test_commit_without_a_permit_does_not_take_place(nodes: Nodes, service: FakeService, tmp_path: Path):
+    shared = tmp_path / "shared"
+    job = Persisted(nodes, service, str(shared))
+    service.permits_nothing = True
+    made = made_checkpoint()
+    made.write(job.a.folder, [0], head=True)
+    made.write(job.b.folder, [1])
+    for keeper in (job.a, job.b):
+        job.order(made, keeper)
+        job.copied(made, keeper)
+    job.order(made, job.b, commit=True)
+    until(lambda: "a recovery has passed over it" in job.b.log, "it is not refused")
+    assert all(one.name.startswith(".step-") for one in shared.iterdir()), "all is there but the commit"
+    service.permits_nothing = False
+    job.committed(made, job.b)
+    assert set(service.permits) == {tuple(made.attempt)}
+
+
+@pytest.mark.parametrize("is_bucket", [False, True])
+def test_older_commit_that_may_still_come_is_prevented_first(
+    nodes: Nodes, service: FakeService, tmp_path: Path, server: BucketServer, is_bucket: bool
+):
+    """Its keeper was permitted, and has stalled: it must not commit after a newer one."""
+    where = f"s3://{BUCKET}/{tmp_path.name}" if is_bucket else str(tmp_path / "shared")
+    environment = {**os.environ, "MUSTER_STORAGE_OPTIONS": json.dumps(server.options())}
+    job = Persisted(nodes, service, where, environment=environment)
+    older, newer = [made_checkpoint(number=number) for number in range(2)]
+    service.permits_nothing = True
+    older.write(job.a.folder, [0], head=True)
+    older.write(job.b.folder, [1])
+    for keeper in (job.a, job.b):
+        job.order(older, keeper)
+        job.copied(older, keeper)
+    service.permits_nothing = False
+    service.unsettled = [older.message(persist_to=where)]
+    path = job.save(newer)
+    objects = FsspecObjects(where, server.options()) if is_bucket else None
+    names = set(objects.names()) if objects else {one.name for one in Path(where).iterdir()}
+    newest = path.rpartition("/")[2]
+    assert names == ({f"{newest}/", f"{newest}.json"} if is_bucket else {newest})
+
+
 def test_part_that_vanished_from_shared_storage_is_copied_again_at_the_commit(
     nodes: Nodes, service: FakeService, tmp_path: Path
 ):

@@ -1,14 +1,19 @@
 """Jobs that resume from their nodes' disks: real ranks, keepers and coordinator."""
 
+import os
 import random
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from lab.patience import until
+from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import Coordinator
 from tests.support.saves.local_chaos import NODES, Chaos
 from tests.support.saves.local_ranks import LocalJob, local_job
@@ -19,6 +24,26 @@ def job(tmp_path: Path, coordinator: Coordinator) -> Iterator[LocalJob]:
     """A job of three nodes."""
     with local_job(tmp_path, coordinator.endpoint, 3) as made:
         yield made
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Callable[[bool], None]]:
+    """A disk of 2 MiB, and what fills it or makes room."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True)
+
+    def fill(is_full: bool) -> None:
+        filler = folder / "filler"
+        filler.unlink(missing_ok=True)
+        if is_full:
+            with filler.open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.also_through_relay
@@ -33,6 +58,46 @@ def test_job_resumes_without_shared_storage_after_a_node_and_its_disk_are_lost(j
     job.hide_shared()
     assert job.begin(per_node=2) == [None] * 6
     assert job.all("resume") == ["step 3, local"] * 6
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_save_for_which_a_node_has_no_room_goes_to_shared_storage(job: LocalJob):
+    node = job.nodes[1]
+    with small_disk(node.folder) as fill:
+        job.begin(persist_every=100)
+        job.save(1)
+        fill(True)
+        job.save(2)
+        until(
+            lambda: job.all("level", step=2) == ["persisted"] * 3,
+            lambda: f"the levels are {job.all('level', step=2)}",
+        )
+        log = (node.folder.parent / "rank-1.log").read_text()
+        assert "had no room for local copies. rank 1" in log
+        fill(False)
+        job.save(3)
+        until(lambda: job.all("level", step=3)[0] in ("local", "replicated"), "it is not on the nodes")
+        job.begin(persist_every=100)
+        assert job.all("resume") == ["step 3, local"] * 3
+        fill(True)
+        job.save(4)
+        job.begin(persist_every=100)
+        assert job.all("resume") == ["step 4, shared"] * 3
+        job.kill()
+        job.kill_keepers()
+
+
+def test_bucket_that_needs_options_is_persisted_to_and_resumed_from(job: LocalJob, tmp_path: Path):
+    with BucketServer(tmp_path) as server:
+        job.where = f"s3://{BUCKET}/job"
+        options: dict[str, Any] = {"storage_options": server.options()}
+        job.begin(**options)
+        job.save(1, wait_for="persisted")
+        job.kill()
+        for node in job.nodes:
+            node.lose()
+        job.begin(**options)
+        assert job.all("resume") == ["step 1, shared"] * 3
 
 
 def test_other_world_sizes_read_the_pieces_that_they_need_from_the_nodes(job: LocalJob):

@@ -20,17 +20,19 @@ from muster.service.core.vocabulary.local import (
     Order,
     Orders,
     Peers,
+    Permitted,
     Recover,
     Recovered,
     ReportKeeper,
     ReportTaken,
+    RequestPermit,
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.storage.codec import decode_all, encode_all
 from tests.support.expect import of_kind, some
 from tests.support.keepers.nodes import Folder, Node
-from tests.support.keepers.rules import Rules
+from tests.support.keepers.rules import NONE, Rules
 
 RUN = "job"
 WALL = 1e9
@@ -62,6 +64,12 @@ class Job:
         """The decision that the ranks ask for next."""
         self.answered: set[int] = set()
         """The ranks that have heard it."""
+        self.unsettled: tuple[LocalCheckpoint, ...] = ()
+        """What it says may be in shared storage."""
+        self.absent: tuple[Attempt, ...] = ()
+        """What the ranks have found not to be there."""
+        self._saves = 0
+        """The saves of the generation."""
         self.written: list[LocalCheckpoint] = []
         """What all ranks have written, committed or not."""
         self._replicas, self._persist_to = replicas, persist_to
@@ -69,6 +77,7 @@ class Job:
         self._now = 0.0
         self._rows: dict[bytes, bytes] = {}
         self._ids = count(1)
+        self._steps = count(0)
         self._asking: dict[SessionId, tuple[int, int, int]] = {}
         """The ranks that wait for a decision: generation, number, rank."""
         self._committing: dict[SessionId, tuple[LocalCheckpoint, Level]] = {}
@@ -137,6 +146,7 @@ class Job:
             self.rules.on_recovered(generation, number, message)
             if (generation, number) == (self.generation, self.number):
                 self.answered.add(rank)
+                self.unsettled = message.unsettled
         elif session in self._asking and isinstance(message, Refused):
             generation, number, _ = self._asking.pop(session)
             assert message.refusal.reason is Reason.RECOVERY_SUPERSEDED
@@ -250,8 +260,16 @@ class Job:
         node.is_complete = True
         self.report(node)
 
-    def work(self, node: Node) -> bool:
-        """The keeper follows its orders as far as it can. Returns whether it has anything new."""
+    def work(self, node: Node, *, is_quick: bool = True) -> bool:
+        """The keeper follows its orders as far as it can.
+
+        Args:
+            node: its node.
+            is_quick: whether its commits take effect at once.
+
+        Returns:
+            Whether it has anything new.
+        """
         if node.orders is None:
             return False
         orders = node.orders
@@ -259,12 +277,12 @@ class Job:
         for attempt in [one for one in node.disk if one < orders.forget_before and one not in named]:
             del node.disk[attempt]
         for order in orders.checkpoints:
-            self._follow(node, order)
+            self._follow(node, order, is_quick=is_quick)
         before = node.reported
         self.report(node)
         return node.reported != before
 
-    def _follow(self, node: Node, order: Order) -> None:
+    def _follow(self, node: Node, order: Order, *, is_quick: bool) -> None:
         checkpoint = order.checkpoint
         attempt = checkpoint.attempt
         if attempt not in node.disk or node.disk[attempt].digest != checkpoint.manifest_digest:
@@ -284,9 +302,27 @@ class Job:
             if folder.parts.get(rank):
                 stored.add(rank)
                 folder.uploaded.add(rank)
-        if order.commit and folder.verified:
-            self.rules.committed.add(attempt)
-            folder.persisted_as = f"step-{checkpoint.step}"
+        if order.commit and folder.verified and not folder.persisted_as:
+            self.ask_permit(node, checkpoint)
+            if is_quick:
+                self.rules.finish_commits(node)
+
+    def ask_permit(self, node: Node, checkpoint: LocalCheckpoint) -> None:
+        """The keeper asks whether it may commit a checkpoint in shared storage."""
+        attempt = checkpoint.attempt
+        if node.session is None or attempt in node.committing:
+            return
+        answers = self.step(RequestPermit(next(self._ids), RUN, node.name, attempt))
+        match answers:
+            case [Permitted(unsettled)]:
+                for one in unsettled:
+                    assert one.attempt < attempt
+                    self.rules.settle(one.attempt)
+                node.committing[attempt] = checkpoint
+            case [Refused(refusal)]:
+                assert refusal.reason is Reason.ATTEMPT_SUPERSEDED
+            case _:
+                raise AssertionError(answers)
 
     def fetch(self, node: Node, order: Order, rank: int) -> bool:
         """Get a part from the sources of an order. A source with a damaged copy finds out, and reports it."""
@@ -313,6 +349,7 @@ class Job:
         """
         self.generation += 1
         self.is_training, self.number, self.answered = False, 0, set()
+        self.unsettled, self.absent, self._saves = (), (), 0
         first = 0
         self.ranks = {}
         for node, ranks in placed:
@@ -323,17 +360,41 @@ class Job:
 
     def save(self) -> LocalCheckpoint:
         """All ranks write a checkpoint, which is not committed yet."""
-        number = len([one for one in self.written if one.attempt.generation == self.generation])
-        attempt = Attempt(self.generation, number)
-        digest = len(self.written).to_bytes(16, "big")
-        checkpoint = LocalCheckpoint(
-            attempt, len(self.written), self.world_size, 100, digest, self._replicas, self._persist_to
-        )
+        checkpoint = self._next()
         for name, ranks in self.ranks.items():
             for rank in ranks:
                 self.nodes[name].write(checkpoint, rank)
         self.written.append(checkpoint)
         return checkpoint
+
+    def _next(self) -> LocalCheckpoint:
+        attempt = Attempt(self.generation, self._saves)
+        self._saves += 1
+        step = next(self._steps)
+        digest = step.to_bytes(16, "big")
+        return LocalCheckpoint(attempt, step, self.world_size, 100, digest, self._replicas, self._persist_to)
+
+    def save_without_room(self) -> None:
+        """All ranks write to shared storage. Rank 0 is permitted to commit it there."""
+        checkpoint = self._next()
+        answers = self.step(CommitLocal(next(self._ids), RUN, checkpoint, ""))
+        match answers:
+            case [LocalCommitted(_, unsettled)]:
+                for one in unsettled:
+                    self.rules.settle(one.attempt)
+                self.rules.committing = checkpoint
+            case _:
+                raise AssertionError(answers)
+
+    def finish_shared_save(self, *, tells: bool) -> None:
+        """Rank 0 commits it in shared storage, and perhaps has no time to tell the coordinator."""
+        checkpoint, self.rules.committing = self.rules.committing, None
+        if checkpoint is None:
+            return
+        self.rules.commit(checkpoint.attempt)
+        if tells and self.is_training:
+            event = CommitLocal(next(self._ids), RUN, checkpoint, "", persisted_as=f"step-{checkpoint.step}")
+            assert [type(one) for one in self.step(event)] == [LocalCommitted]
 
     def commit(self, checkpoint: LocalCheckpoint, wanted: Level = Level.LOCAL) -> None:
         """Rank 0 commits a checkpoint, or a process of an earlier life of the job does."""
@@ -353,7 +414,8 @@ class Job:
         """A rank asks what to resume from."""
         session = next(self._ids)
         self._asking[session] = generation, number, rank
-        self.step(Recover(session, RUN, generation, number, self.world_size))
+        absent = self.absent if (generation, number) == (self.generation, self.number) else ()
+        self.step(Recover(session, RUN, generation, number, self.world_size, absent))
 
     def hang_up(self) -> None:
         """All calls end without an answer."""
@@ -376,11 +438,19 @@ class Job:
     def load(self) -> bool:
         """All ranks load what they were told. Returns whether all can; else they will ask again."""
         resumed = self.rules.decisions[self.generation, self.number]
+        absent: tuple[Attempt, ...] = ()
+        if resumed is None:
+            found = [self.rules.settle(one.attempt) for one in self.unsettled]
+            absent = () if any(found) else tuple(one.attempt for one in self.unsettled)
+            if not absent:
+                # Else what is there is not looked at: the ranks ask again.
+                assert max(self.rules.committed, default=NONE) not in self.rules.abandoned
         loaded = [self._load(self.nodes[name], resumed) for name in self.ranks] if resumed else []
-        self.is_training = all(loaded)
+        self.is_training = all(loaded) and not absent
         if not self.is_training:
             self.number += 1
             self.answered = set()
+            self.absent, self.unsettled = absent, ()
         return self.is_training
 
     def _load(self, node: Node, resumed: LocalCheckpoint) -> bool:

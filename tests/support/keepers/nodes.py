@@ -52,6 +52,8 @@ class Node:
     orders: Orders | None = None
     """As they were told last on the open stream."""
     peers: Peers | None = None
+    committing: dict[Attempt, LocalCheckpoint] = field(default_factory=dict)
+    """What it was permitted to commit in shared storage, and is about to."""
 
     @property
     def url(self) -> str:
@@ -80,6 +82,7 @@ class Node:
     def stop(self) -> None:
         """The keeper's process ends. Its successor has verified nothing."""
         self.attachment, self.is_complete = None, False
+        self.committing = {}
         for folder in self.disk.values():
             folder.verified, folder.uploaded, folder.persisted_as = set(), set(), ""
 

@@ -11,6 +11,7 @@ from muster.service.core.vocabulary.local import (
     LocalCheckpointRecord,
     LocalCommitted,
     Order,
+    Permit,
     Recovered,
     RecoveryRecord,
 )
@@ -42,7 +43,11 @@ class Rules:
         self.shared: dict[Attempt, set[int]] = {}
         """The parts in shared storage."""
         self.committed: set[Attempt] = set()
-        """The checkpoints that a keeper has committed in shared storage."""
+        """The checkpoints that were committed in shared storage."""
+        self.committing: LocalCheckpoint | None = None
+        """What rank 0 was permitted to commit in shared storage, and is about to."""
+        self.absent: set[Attempt] = set()
+        """Those of which was made sure that nobody commits them."""
 
     # ------------------------------------------------------------------ what there is
 
@@ -78,6 +83,43 @@ class Rules:
         )
         return max(found, default=NONE)
 
+    def doubtful(self) -> list[Attempt]:
+        """What may be in shared storage, and would be newer than all that can be resumed from."""
+        least = max(self.newest_whole(), self.newest_persisted())
+        return [
+            attempt
+            for attempt, one in self.known.items()
+            if one.permit is not Permit.NONE and one.level < Level.PERSISTED and attempt > least
+        ]
+
+    # ------------------------------------------------------------------ shared storage
+
+    def commit(self, attempt: Attempt) -> None:
+        """A permitted commit takes effect, however late."""
+        assert attempt not in self.abandoned, "what a recovery has passed over is committed in shared storage"
+        if attempt not in self.committed:
+            assert attempt > max(self.committed, default=NONE), "an older commit comes after a newer one"
+        self.committed.add(attempt)
+
+    def finish_commits(self, node: Node) -> None:
+        """The commits take effect for which a keeper has permits. It may be cut off."""
+        committing, node.committing = node.committing, {}
+        for attempt, checkpoint in committing.items():
+            self.commit(attempt)
+            if attempt in node.disk:
+                node.disk[attempt].persisted_as = f"step-{checkpoint.step}"
+
+    def settle(self, attempt: Attempt) -> bool:
+        """Return whether it is committed. If not, a process with a permit cannot commit it any more."""
+        if attempt in self.committed:
+            return True
+        self.absent.add(attempt)
+        if self.committing is not None and self.committing.attempt == attempt:
+            self.committing = None
+        for node in self._nodes.values():
+            node.committing.pop(attempt, None)
+        return False
+
     # ------------------------------------------------------------------ decisions
 
     def on_record(self, record: object) -> None:
@@ -97,20 +139,27 @@ class Rules:
             self.newest = attempt
         else:
             assert checkpoint == before.checkpoint
-            assert record.level > before.level, "a level does not go back, and is decided once"
+            is_raised = record.level > before.level
+            assert is_raised or (record.level == before.level and record.permit != before.permit), (
+                "a level does not go back, and is decided once"
+            )
             assert record.made_at == before.made_at
-        if record.level is Level.REPLICATED:
+        if record.level is Level.REPLICATED and (before is None or before.level < Level.REPLICATED):
             for rank in range(checkpoint.world_size):
                 found = len(self.holders(checkpoint, rank))
                 assert found > checkpoint.replicas > 0, f"rank {rank} has {found} copies"
-        if record.level is Level.PERSISTED:
+        if record.permit is Permit.GIVEN:
+            self.absent.discard(attempt)
+        if record.level is Level.PERSISTED and (before is None or before.level < Level.PERSISTED):
             assert attempt in self.committed
             assert attempt > self.newest_persisted(), "shared storage goes back to an older checkpoint"
         self.known[attempt] = self.made[attempt] = record
 
     def _on_forget(self, attempt: Attempt) -> None:
-        if attempt not in self.abandoned:
-            assert self.newest_whole() > attempt or len([one for one in self.known if one > attempt]) >= 6
+        is_absent = attempt in self.absent and not self.known[attempt].keeper_id
+        if attempt not in self.abandoned and not is_absent:
+            newest = max(self.newest_whole(), self.newest_persisted())
+            assert newest > attempt or len([one for one in self.known if one > attempt]) >= 6
             assert attempt != self.newest_whole(), "the newest whole one is given up"
             assert attempt != max(self.known), "the newest one is given up"
         del self.known[attempt]
@@ -127,7 +176,11 @@ class Rules:
         }
         assert ranks == set(range(record.world_size)), "a rank has no keeper yet"
         whole, persisted = self.newest_whole(), self.newest_persisted()
-        if record.attempt is None:
+        if doubtful := self.doubtful():
+            last = max(doubtful)
+            assert record.attempt is None, "what may be in shared storage is passed over"
+            self.decisions[key] = None
+        elif record.attempt is None:
             last = persisted
             assert whole is NONE or whole < persisted, "a whole local checkpoint is not resumed from"
             self.decisions[key] = None

@@ -48,6 +48,11 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         self.orders: dict[str, pb.Orders] = {}
         """By keeper, the last orders: the first that its next stream hears."""
         self.refusing = False
+        self.permits: list[tuple[int, int]] = []
+        """The attempts for which keepers have asked for a permit."""
+        self.permits_nothing = False
+        self.unsettled: list[pb.LocalCheckpoint] = []
+        """What each permit names."""
         """Whether reports are refused."""
         self._lock = threading.Lock()
         self._server: grpc.Server | None = None
@@ -118,6 +123,12 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
             keeper.holdings |= {_key(one.attempt): one for one in request.holdings}
         self._push_peers()
         return pb.ReportResponse()
+
+    def Permit(self, request: pb.PermitRequest, context: Any) -> pb.PermitResponse:  # noqa: N802
+        self.permits.append(_key(request.attempt))
+        if self.permits_nothing:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a recovery has passed over it")
+        return pb.PermitResponse(unsettled=self.unsettled)
 
     def Commit(self, request: Any, context: Any) -> Any:  # noqa: N802
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "a keeper does not ask for it")

@@ -38,6 +38,13 @@ class Cluster:
         self.committed_by: dict[SaveAttempt, str] = {}
         self.decisions: dict[tuple[int, int], SaveAttempt | None] = {}
         """By generation and number."""
+        self.shared: dict[SaveAttempt, str] = {}
+        """What ranks have committed in shared storage, and where."""
+        self.unsettled: list[pb.LocalCheckpoint] = []
+        """What each permit names."""
+        self.doubtful: list[pb.LocalCheckpoint] = []
+        """What decisions name until the ranks say that it is absent."""
+        self.recoveries: list[pb.RecoverRequest] = []
         self.refused: set[SaveAttempt] = set()
         """Not to be resumed from."""
 
@@ -231,12 +238,16 @@ class FakeLocalCheckpoints(local_pb2_grpc.LocalCheckpointServiceServicer):
     def Keep(self, request: Any, context: Any) -> NoReturn:  # noqa: N802
         raise NotImplementedError
 
-    Report = List = Keep
+    Report = List = Permit = Keep
 
     def Commit(self, request: Any, context: Any) -> pb.LocalCheckpointServiceCommitResponse:  # noqa: N802
         self._fail(context)
         attempt = SaveAttempt(request.checkpoint.attempt.generation, request.checkpoint.attempt.number)
         self.requests.append(request)
+        if not request.keeper_id:
+            if request.persisted_as:
+                self.cluster.shared[attempt] = request.persisted_as
+            return pb.LocalCheckpointServiceCommitResponse(unsettled=self.cluster.unsettled)
         with self.cluster.lock:
             self.cluster.commits[attempt] = request.checkpoint
             self.cluster.committed_by[attempt] = request.keeper_id
@@ -245,6 +256,11 @@ class FakeLocalCheckpoints(local_pb2_grpc.LocalCheckpointServiceServicer):
 
     def Recover(self, request: Any, context: Any) -> pb.RecoverResponse:  # noqa: N802
         self._fail(context)
+        self.cluster.recoveries.append(request)
+        if request.without_local:
+            return pb.RecoverResponse(reason="the ranks asked for none")
+        if self.cluster.doubtful and not request.absent:
+            return pb.RecoverResponse(reason="it may be there", unsettled=self.cluster.doubtful)
         attempt = self.cluster.decide(request.generation, request.number)
         if attempt is None:
             return pb.RecoverResponse(reason="no local checkpoint is whole")

@@ -157,6 +157,7 @@ class LocalJob:
     def __init__(self, folder: Path, endpoint: str, nodes: int) -> None:
         self.folder = folder
         self.shared = folder / "shared"
+        self.where = str(self.shared)
         self.endpoint = endpoint
         self.nodes = [Node(folder / f"node-{number}") for number in range(nodes)]
         self.generation = -1
@@ -177,7 +178,7 @@ class LocalJob:
                     world_size,
                     self.generation,
                     str(chosen[rank // per_node].folder),
-                    str(self.shared),
+                    self.where,
                     meeting,
                     options,
                 )
@@ -240,7 +241,7 @@ class _Worker:
 
         from muster.worker import Checkpointer, GrpcBarrier
 
-        log = Path(self.identity.local, f"rank-{self.identity.rank}.log")
+        log = Path(self.identity.local).parent / f"rank-{self.identity.rank}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         logging.basicConfig(filename=log, level=logging.INFO)
         who = self.identity

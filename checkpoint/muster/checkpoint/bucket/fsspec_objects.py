@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -153,6 +154,10 @@ class FsspecObjects:
     def put(self, name: str, data: bytes) -> None:
         """Create or replace an object."""
         self._ask(f"take {name}", lambda: self._fs.pipe_file(self._path(name), data))
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Create or replace an object with the content of a file."""
+        self._ask(f"take {name}", lambda: self._fs.put_file(str(path), self._path(name)))
 
     def create(self, name: str, data: bytes) -> bool:
         """Create an object unless that name exists. Return whether it was created."""

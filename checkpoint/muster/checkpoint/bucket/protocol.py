@@ -142,6 +142,18 @@ class CheckpointBucket:
         self._known[attempt] = Verdict(made, files)
         return made
 
+    def settle(self, attempt: Attempt) -> bool:
+        """Make sure that an attempt is committed, or never will be; return whether it is.
+
+        Raises:
+            OSError: the store does not answer.
+        """
+        self._abandon(attempt)
+        try:
+            return self._read(attempt).made is not None
+        except FileNotFoundError:
+            return False
+
     def _check_whole(self, attempt: Attempt, files: Mapping[str, int]) -> None:
         self._check_there(attempt, files, self._objects.sizes(attempt.name))
 

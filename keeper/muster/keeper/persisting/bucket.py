@@ -82,6 +82,10 @@ class BucketDestination:
     def flush(self) -> None:
         """Do nothing: the store makes objects durable."""
 
+    def settle(self) -> bool:
+        """Make sure that the checkpoint is committed, or never will be; return whether it is."""
+        return self._bucket.settle(self._attempt)
+
     def commit(self, made: Committed, files: Mapping[str, int]) -> None:
         """Create the verdict, and remove what need not be kept."""
         self._bucket.latest()  # The order of this commit comes after those of all others.

@@ -66,6 +66,13 @@ class Destination(Protocol):
     def flush(self) -> None:
         """Make the names of the written files durable."""
 
+    def settle(self) -> bool:
+        """Make sure that the checkpoint is committed, or never will be; return whether it is.
+
+        Raises:
+            OSError: it cannot be made sure of.
+        """
+
     def commit(self, made: Committed, files: Mapping[str, int]) -> None:
         """Commit the checkpoint, and remove what need not be kept.
 

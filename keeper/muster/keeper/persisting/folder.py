@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from muster.checkpoint.committed import Committed
+from muster.checkpoint.committed import Committed, UncommittedError
 from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
 from muster.checkpoint.manifest import FileEntry, Manifest
 from muster.checkpoint.source import FolderSource
@@ -77,9 +77,19 @@ class FolderDestination:
         """Sync the names of the files."""
         sync(self._unfinished)
 
+    def settle(self) -> bool:
+        """Make sure that the checkpoint is committed, or never will be; return whether it is."""
+        checkpoint = self._described.checkpoint
+        return self._directory.settle(checkpoint.step, checkpoint.attempt, checkpoint.manifest)
+
     def commit(self, made: Committed, files: Mapping[str, int]) -> None:
         """Give the checkpoint its name, and remove what need not be kept."""
-        for name in self.sizes():
+        there = self.sizes()
+        lost = sorted(name for name, size in files.items() if there.get(name) != size)
+        if lost:
+            # It was given up meanwhile, and another keeper has begun to copy its part once more.
+            raise UncommittedError(f"{self._unfinished} lacks {lost[0]}, which was there")
+        for name in there:
             if name not in files:
                 self._remove(name)
         self._directory.commit(self._unfinished, replace(made, path=self._checkpoint))

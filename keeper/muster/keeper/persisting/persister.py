@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,18 @@ class SharedStoragePersister:
             self._thread, self._persist, checkpoint, head, folder, rank
         )
 
-    async def commit(self, checkpoint: LocalCheckpoint, head: Head, folder: Path) -> str:
-        """Commit a checkpoint of which all parts are there; return its path."""
+    async def prepare(self, checkpoint: LocalCheckpoint, head: Head, folder: Path) -> str:
+        """Do all that comes before the commit of a checkpoint; return its path if it is committed already."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._commit, checkpoint, head, folder
+            self._thread, self._prepare, checkpoint, head, folder
+        )
+
+    async def commit(
+        self, checkpoint: LocalCheckpoint, head: Head, unsettled: Sequence[LocalCheckpoint]
+    ) -> str:
+        """Commit a checkpoint that was prepared; return its path."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._commit, checkpoint, head, unsettled
         )
 
     def _persist(self, checkpoint: LocalCheckpoint, head: Head, folder: Path, rank: int) -> None:
@@ -73,7 +81,7 @@ class SharedStoragePersister:
             destination.write(name, verified_pieces(folder / name, name, entry, self._limit.take))
         destination.flush()
 
-    def _commit(self, checkpoint: LocalCheckpoint, head: Head, folder: Path) -> str:
+    def _prepare(self, checkpoint: LocalCheckpoint, head: Head, folder: Path) -> str:
         destination = self._destination(checkpoint)
         if destination.is_committed():
             return destination.path
@@ -93,6 +101,16 @@ class SharedStoragePersister:
             self._copy(destination, head, folder, [name])
         for name in (METADATA, MANIFEST):
             destination.write_small(name, (folder / name).read_bytes())
+        return ""
+
+    def _commit(self, checkpoint: LocalCheckpoint, head: Head, unsettled: Sequence[LocalCheckpoint]) -> str:
+        for one in unsettled:
+            if one.persist_to == checkpoint.persist_to:
+                is_there = self._destination(one).settle()
+                logger.info(
+                    "%s is %sin shared storage", _named(one), "" if is_there else "not, and will not be, "
+                )
+        destination = self._destination(checkpoint)
         sizes = {name: entry.size for name, entry in head.manifest.files.items()}
         made = Described(checkpoint, self._run_id).made(destination.path)
         destination.commit(made, {**sizes, MANIFEST: head.reference.size})

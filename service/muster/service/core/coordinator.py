@@ -65,7 +65,13 @@ from muster.service.core.vocabulary.events import (
     Tick,
 )
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
-from muster.service.core.vocabulary.local import CommitLocal, ConnectKeeper, Recover, ReportKeeper
+from muster.service.core.vocabulary.local import (
+    CommitLocal,
+    ConnectKeeper,
+    Recover,
+    ReportKeeper,
+    RequestPermit,
+)
 from muster.service.core.vocabulary.model import Instant, MemberState, SessionId
 from muster.service.core.vocabulary.operations import Change, Waiting
 from muster.service.core.vocabulary.records import Record
@@ -167,7 +173,7 @@ class Coordinator:
                 self._forget(event, now, effects)
             case RequestSave() | CancelSave() | DrainNode():
                 self._save_requests.handle(event, now, effects)
-            case ConnectKeeper() | ReportKeeper() | CommitLocal() | Recover():
+            case ConnectKeeper() | ReportKeeper() | CommitLocal() | RequestPermit() | Recover():
                 self._local.handle(event, now, effects)
             case StoreRequest():
                 self._store(event, now, effects)

@@ -2,6 +2,7 @@
 
 from muster.service.core.checks import MAX_STEP, Checks, invalid
 from muster.service.core.local import refusals
+from muster.service.core.local.keepers import Keeper
 from muster.service.core.local.tier import LocalTier
 from muster.service.core.membership.refusals import stale_generation
 from muster.service.core.registry import Registry
@@ -20,6 +21,7 @@ from muster.service.core.vocabulary.local import (
     LocalEvent,
     Recover,
     ReportKeeper,
+    RequestPermit,
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.refusal import Refusal
@@ -69,6 +71,8 @@ class LocalRequests:
                     self._report(event, now, effects)
                 case CommitLocal():
                     self._commit(event, now, effects)
+                case RequestPermit():
+                    self._permit(event, now, effects)
                 case Recover():
                     self._recover(event, now, effects)
         except Refusal as refusal:
@@ -109,14 +113,23 @@ class LocalRequests:
         self._check_holdings(event.holdings)
         self._check_attachment(event.attachment)
         run = self._registry.known(event.run_id)
-        keeper = run.local.keepers.find(event.keeper_id)
-        if keeper is None or keeper.session is None:
-            raise refusals.keeper_unknown(event.run_id, event.keeper_id[:64])
+        keeper = _connected(run.local, event.keeper_id)
         run.local.report(event, keeper, now, effects)
         self._reaper.mark_used(run, now, effects)
 
+    def _permit(self, event: RequestPermit, now: Instant, effects: Effects) -> None:
+        self._check_attempt(event.attempt)
+        run = self._registry.known(event.run_id)
+        _connected(run.local, event.keeper_id)
+        run.local.permit(event, now, effects)
+        self._reaper.mark_used(run, now, effects)
+
     def _commit(self, event: CommitLocal, now: Instant, effects: Effects) -> None:
-        self._checks.name("keeper_id", event.keeper_id)
+        if event.keeper_id:
+            self._checks.name("keeper_id", event.keeper_id)
+        elif not event.checkpoint.persist_to:
+            raise invalid("keeper_id", '""', "without one, the checkpoint must go to shared storage")
+        _check_text("persisted_as", event.persisted_as, MAX_URL_BYTES, empty=True)
         self._check_checkpoint(event.checkpoint)
         _check_reachable(event.checkpoint, event.wait_for)
         run = self._registry.known(event.run_id)
@@ -130,6 +143,8 @@ class LocalRequests:
         self._check_world_size(event.world_size)
         if event.number > MAX_STEP:
             raise invalid("number", event.number, f"it may be {MAX_STEP}")
+        if len(event.absent) > MAX_HOLDINGS:
+            raise invalid("absent", f"{len(event.absent)} entries", f"there may be {MAX_HOLDINGS}")
         run = self._registry.known(event.run_id)
         self._check_generation(run.generation, event.run_id, event.generation)
         self._tiers[event.session] = run.local
@@ -192,6 +207,13 @@ class LocalRequests:
             if value > MAX_BYTES:
                 raise invalid(f"checkpoint.{field}", value, f"it may be {MAX_BYTES}")
         _check_text("checkpoint.persist_to", checkpoint.persist_to, MAX_URL_BYTES, empty=True)
+
+
+def _connected(tier: LocalTier, keeper_id: str) -> Keeper:
+    keeper = tier.keepers.find(keeper_id)
+    if keeper is None or keeper.session is None:
+        raise refusals.keeper_unknown(tier.run_id, keeper_id[:64])
+    return keeper
 
 
 def _check_reachable(checkpoint: LocalCheckpoint, wanted: Level) -> None:

@@ -76,6 +76,7 @@ RULES: Mapping[str, Rule] = {
     "/muster.v1.LocalCheckpointService/Keep": WORKS,
     "/muster.v1.LocalCheckpointService/Report": WORKS,
     "/muster.v1.LocalCheckpointService/Commit": WORKS,
+    "/muster.v1.LocalCheckpointService/Permit": WORKS,
     "/muster.v1.LocalCheckpointService/Recover": WORKS,
     "/muster.v1.LocalCheckpointService/List": VIEWS,
     "/muster.v1.InsightService/Stacks": OPERATES,

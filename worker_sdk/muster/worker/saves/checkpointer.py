@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
-from torch.distributed.checkpoint.stateful import Stateful
 
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.worker.barriers import GrpcBarrier
@@ -31,6 +30,7 @@ from muster.worker.saves.limits import check_local, check_timeout
 from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.local.level import Level, WaitFor
 from muster.worker.saves.local.local_load import LocalLoad
+from muster.worker.saves.local.storage_options import options_or_environment
 from muster.worker.saves.local.tier import LocalTier
 from muster.worker.saves.memory.huge_pages import HugePages
 from muster.worker.saves.memory.staging import (
@@ -42,14 +42,17 @@ from muster.worker.saves.memory.staging import (
     tensors_of,
 )
 from muster.worker.saves.planning.planning import Planning, SweptError
+from muster.worker.saves.planning.states import check_planner, expanded, planned_bytes
 from muster.worker.saves.queue.calls import SaveTimings
 from muster.worker.saves.queue.groups import default_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
+from muster.worker.saves.queue.vote_payload import words
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.storage.checkpoint_storage import PendingCheckpoint
+from muster.worker.saves.storage.direct_save import DirectSave, PlacedSave
 from muster.worker.saves.storage.lazy_storage import LazyStorage
-from muster.worker.saves.storage.open_storage import absolute, open_storage
-from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of
+from muster.worker.saves.storage.open_storage import absolute, check_options, open_storage
+from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of, written_note
 from muster.worker.saves.storage.reading import VerifyingReader
 from muster.worker.saves.storage.written import check_whole
 
@@ -72,7 +75,8 @@ class Checkpointer:
         verify: ``"load"``: verify every byte that is loaded against the digest from when it was written;
             ``"off"``: do not.
         storage_options: of a bucket, what fsspec's implementation of its scheme takes, such as
-            ``{"profile": "training"}``; default: what that finds by itself.
+            ``{"profile": "training"}``; default: what that finds by itself. With ``local``, keepers that this
+            process starts get them, too, and the default is ``MUSTER_STORAGE_OPTIONS``.
         local: a folder on each node's own disk, or in its memory (tmpfs). Saves go there. The node's keeper,
             a process that the first rank starts, copies each rank's part to other nodes. After a loss that
             leaves one copy of each part, the job resumes from these copies, without shared storage.
@@ -109,7 +113,10 @@ class Checkpointer:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last = {keep_last}: it must be above 0, or None to keep all.")
         check_timeout(timeout)
-        check_local(local, replicas, persist_every, storage_options)
+        check_local(local, replicas, persist_every)
+        if local is not None:
+            storage_options = options_or_environment(storage_options)
+            check_options(folder, storage_options)
         self._folder = folder
         self._keep_last = keep_last
         self._copy = copy
@@ -139,6 +146,9 @@ class Checkpointer:
                 persist_to=absolute(folder),
                 keep_persisted=keep_last or 0,
                 timeout=timeout,
+                storage=self._storage,
+                opens=opens,
+                storage_options=storage_options,
             )
             self._recover = self._tier.load(self._load, verify=verify == "load")
         self._planning = Planning(self._barrier, timeout)
@@ -166,6 +176,9 @@ class Checkpointer:
     ) -> None:
         """Begin to save the state as it is now; all ranks must call it. Training goes on meanwhile.
 
+        With ``local``, a rank whose folder has no room writes its part to shared storage. Then all ranks
+        bring theirs there, and the save is committed there. A warning names the rank and the sizes.
+
         If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
         failed for all ranks, which hear of it from :meth:`finalize`.
 
@@ -182,8 +195,8 @@ class Checkpointer:
             TypeError: the step is not a whole number.
             ValueError: the step is negative, committed already, or under way; or torch's process group is not
                 of the barrier's ranks; or the planner caches plans; or there is no such level.
-            MemoryError: there is not enough free memory for a copy, or for a local folder in memory.
-            OSError: there is no room for the save.
+            MemoryError: there is not enough free memory for a copy.
+            OSError: its folder cannot be made.
             MusterError: it is closed.
             Exception: what the plan raised, or the fork.
         """
@@ -198,23 +211,27 @@ class Checkpointer:
         number = self._queue.next_idx
         life = SaveAttempt(self._barrier.generation, self._first + number)
         tier, level = self._tier, self._level(wait_for)
-        pending = self._storage.pending(step, life) if tier is None else tier.pending(number, life, level)
+        pending: PlacedSave = (
+            DirectSave(self._storage.pending(step, life))
+            if tier is None
+            else tier.pending(number, step, life, level)
+        )
         planner = planner or DefaultSavePlanner()
-        _check_planner(planner)
+        check_planner(planner)
         name = f"step {step}"
         report = WriteReport(step=step)
         held: Held | None = None
         shared = self._huge_pages.saving([])
 
         def clean() -> None:
-            if self._leads and tier is None:  # Else the keepers remove what is left.
+            if self._leads and pending.is_swept:  # Else the keepers remove what is left.
                 self._storage.sweep(self._keep_last, life, self._load.used, self._load.excluded)
             self._huge_pages.renew(shared)
 
         try:
             self._check_new(step)
             self._steps[number] = step
-            state_dict = _expanded(state_dict)
+            state_dict = expanded(state_dict)
             held = self._stage(state_dict)
             if held is None:
                 shared = self._huge_pages.saving(tensors_of(state_dict))
@@ -222,32 +239,36 @@ class Checkpointer:
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
             negotiation = self._planning.begin(name, pending, planner.create_local_plan(), planner)
             final = planner.finish_plan(negotiation.share())
-            pending.check_room(_planned_bytes(final))
+            pending.check_room(planned_bytes(final))
 
-            def write() -> None:
+            def write_part(place: PendingCheckpoint) -> None:
                 # Nobody reads these checksums (torch neither), and they take as long as all the rest.
                 torch.serialization.set_crc32_options(False)
                 began = time.monotonic()
-                pending.enter(self._barrier.rank)
-                writer = pending.writer()
+                place.enter(self._barrier.rank)
+                writer = place.writer()
                 results = writer.write_data(final, planner).wait()
                 wrote = RankWrite.of(results, writer.written, time.monotonic() - began)
-                pending.leave(_written(self._barrier.rank), wrote.encode())
+                place.leave(written_note(self._barrier.rank), wrote.encode())
 
             def commit(decision: Decision) -> None:
-                if self._leads:
-                    self._commit(step, pending, negotiation.metadata(), decision)
-                elif tier is not None:
-                    tier.attach_again()
+                try:
+                    place = pending.agreed(words(decision.payloads))
+                    if self._leads:
+                        self._commit(step, place, negotiation.metadata(), decision)
+                except BaseException as error:
+                    pending.failed(error)
+                    raise
 
             self._queue.schedule_async_request(
-                AsyncRequest(write, (), []),
+                AsyncRequest(pending.write, (write_part,), []),
                 on_written=held.release if held is not None else None,
                 commit=commit,
                 on_decided=clean,
                 name=name,
                 prepared=time.monotonic() - began,
-                report=replace(report, bytes=_planned_bytes(final)),
+                report=replace(report, bytes=planned_bytes(final)),
+                word=pending.word,
             )
         except BaseException as error:
             elsewhere = isinstance(error, BarrierError | SweptError)
@@ -301,9 +322,7 @@ class Checkpointer:
 
     def _commit(self, step: int, pending: PendingCheckpoint, metadata: Metadata, decision: Decision) -> None:
         """Rank 0, when every rank has written: write torch's metadata, and make the save a checkpoint."""
-        if self._tier is not None:
-            self._tier.attach_again()
-        notes = pending.take([_written(rank) for rank in range(self._barrier.world_size)])
+        notes = pending.take([written_note(rank) for rank in range(self._barrier.world_size)])
         writes = [RankWrite.decode(note) for note in notes]
         results = [write.results for write in writes]
         check_whole(metadata, results)
@@ -372,6 +391,8 @@ class Checkpointer:
             AsyncSaveError: a save was not committed, on any rank.
         """
         self._planning.end()
+        if self._tier is not None:
+            self._tier.end()
         self._huge_pages.saving([])  # There is no next fork.
         try:
             self._queue.close()
@@ -467,31 +488,3 @@ class Checkpointer:
             load_state(state_dict, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
 
         return load
-
-
-def _expanded(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Ask each ``Stateful`` object for its state, as torch does."""
-    return {key: one.state_dict() if isinstance(one, Stateful) else one for key, one in state_dict.items()}
-
-
-def _check_planner(planner: SavePlanner) -> None:
-    """Refuse torch's cache of plans: the ranks know by themselves when nothing has changed.
-
-    Raises:
-        ValueError: the planner has one.
-    """
-    if getattr(planner, "_enable_plan_caching", False):
-        raise ValueError(
-            "the planner has enable_plan_caching=True, whose plans torch keeps for its own collectives. "
-            "Leave it out: an unchanged plan is reused here in any case."
-        )
-
-
-def _planned_bytes(plan: SavePlan) -> int:
-    """Return the bytes of the tensors that a plan writes."""
-    chunks = [item.tensor_data for item in plan.items if item.tensor_data is not None]
-    return sum(data.chunk.sizes.numel() * data.properties.dtype.itemsize for data in chunks)
-
-
-def _written(rank: int) -> str:
-    return f"written-{rank}"

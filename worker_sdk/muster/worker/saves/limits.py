@@ -1,9 +1,7 @@
 """The allowed values of the settings of saves."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 
 def check_timeout(timeout: float) -> None:
@@ -19,16 +17,13 @@ def check_timeout(timeout: float) -> None:
         raise ValueError(f"timeout = {timeout}: it must be a finite number of seconds above 0.")
 
 
-def check_local(
-    local: str | Path | None, replicas: int, persist_every: int, storage_options: Mapping[str, Any] | None
-) -> None:
+def check_local(local: str | Path | None, replicas: int, persist_every: int) -> None:
     """Refuse settings of local saves that are not usable.
 
     Args:
         local: the folder on each node; None: there are no local saves.
         replicas: further nodes for each part.
         persist_every: which saves go to shared storage.
-        storage_options: of shared storage.
 
     Raises:
         ValueError: one is not usable, or is given without ``local``.
@@ -38,8 +33,3 @@ def check_local(
             raise ValueError(f"{name} = {value}: it must be at least {least}.")
         if local is None and value != default:
             raise ValueError(f"{name} = {value} is of local saves. Give local=…, or leave it out.")
-    if local is not None and storage_options:
-        raise ValueError(
-            "storage_options with local=…: the keeper of each node copies to the bucket, and takes its "
-            "options from the environment alone. Set them there, such as AWS_PROFILE or AWS_ENDPOINT_URL."
-        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from muster.service.core.vocabulary.local import Attempt, Holding, Level, LocalCheckpoint
+from muster.service.core.vocabulary.local import Attempt, Holding, Level, LocalCheckpoint, Permit
 from muster.service.core.vocabulary.local import LocalCheckpointRecord as Record
 
 
@@ -47,7 +47,23 @@ class Copies:
     @property
     def is_wanted_in_shared_storage(self) -> bool:
         """Whether it is to be persisted, and is not yet."""
-        return bool(self.checkpoint.persist_to) and self.level < Level.PERSISTED and not self.is_given_up
+        return (
+            bool(self.checkpoint.persist_to)
+            and self.level < Level.PERSISTED
+            and self.record.permit is not Permit.WITHDRAWN
+            and not self.is_given_up
+            and not self.is_in_shared_storage_alone
+        )
+
+    @property
+    def is_in_shared_storage_alone(self) -> bool:
+        """Whether the ranks wrote it to shared storage themselves. No keeper has parts of it."""
+        return not self.record.keeper_id
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether it may be in shared storage, and that is not known."""
+        return self.record.permit is not Permit.NONE and self.level < Level.PERSISTED
 
     @property
     def is_whole(self) -> bool:
@@ -99,8 +115,8 @@ class Copies:
 
     @property
     def can_be_persisted(self) -> bool:
-        """Whether a connected keeper has each part that is not in shared storage."""
-        return self.is_whole or all(rank in self.persisted for rank in self.missing())
+        """Whether a connected keeper has each part that is not in shared storage, and one can commit it."""
+        return any(self.holders) and all(rank in self.persisted for rank in self.missing())
 
     @property
     def is_all_persisted(self) -> bool:
@@ -126,6 +142,25 @@ def newest_persisted(copies: Iterable[Copies]) -> Copies | None:
     return found
 
 
+def unsettled(copies: Sequence[Copies], after: Attempt | None = None) -> list[Copies]:
+    """Return the checkpoints that may be in shared storage, from the newest to the oldest.
+
+    An older one than the newest there does not count: it was settled before that one was committed.
+
+    Args:
+        copies: all checkpoints, from the oldest to the newest.
+        after: an attempt; only later ones are returned. None: all.
+    """
+    persisted = newest_persisted(copies)
+    floor = max(after or Attempt(-1, -1), persisted.attempt if persisted is not None else Attempt(-1, -1))
+    return [one for one in reversed(copies) if one.is_unsettled and one.attempt > floor]
+
+
+def unsettled_before(copies: Sequence[Copies], attempt: Attempt) -> tuple[LocalCheckpoint, ...]:
+    """Return the older checkpoints that must be settled before this one is committed in shared storage."""
+    return tuple(one.checkpoint for one in unsettled(copies) if one.attempt < attempt)
+
+
 KEPT = 2
 """Checkpoints that are kept once they are as safe as asked for."""
 MOST_KEPT = 6
@@ -148,7 +183,7 @@ def surplus(copies: Sequence[Copies], *, is_alone: bool = False) -> list[Copies]
     for number, one in enumerate(reversed(copies)):
         if safe < KEPT and number < MOST_KEPT:
             kept.add(one.attempt)
-        safe += one.is_whole if is_alone else _is_safe(one)
+        safe += one.is_whole if is_alone and not one.is_in_shared_storage_alone else _is_safe(one)
     whole, persisted = newest_whole(copies), newest_persisted(copies)
     for one in copies:
         is_last_resort = whole is None or one.attempt >= whole.attempt
@@ -156,11 +191,14 @@ def surplus(copies: Sequence[Copies], *, is_alone: bool = False) -> list[Copies]
             kept.add(one.attempt)
     if (persisting := next_to_persist(copies)) is not None:
         kept.add(persisting.attempt)
+    kept.update(one.attempt for one in unsettled(copies))
     return [one for one in copies if one.attempt not in kept]
 
 
 def _is_safe(one: Copies) -> bool:
-    """Whether a checkpoint has all the copies that were asked for."""
+    """Whether a checkpoint has all the copies that were asked for, or is in shared storage alone."""
+    if one.is_in_shared_storage_alone:
+        return one.level is Level.PERSISTED
     wanted = Level.REPLICATED if one.checkpoint.replicas else Level.LOCAL
     return one.level >= wanted and one.is_whole
 
@@ -174,8 +212,9 @@ def next_to_persist(copies: Sequence[Copies]) -> Copies | None:
         copies: all checkpoints, from the oldest to the newest.
     """
     persisted = newest_persisted(copies)
+    ahead = next((one for one in unsettled(copies) if not one.is_wanted_in_shared_storage), None)
     for one in copies:
-        if persisted is not None and one.attempt < persisted.attempt:
+        if any(other is not None and one.attempt < other.attempt for other in (persisted, ahead)):
             continue
         if one.is_wanted_in_shared_storage and one.can_be_persisted:
             return one

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.vocabulary.local import Attempt, Location, Order, Orders, Peers
+from muster.service.core.vocabulary.local import Attempt, Level, Location, Order, Orders, Peers
 
 
 def peers_of(keepers: Keepers, token: str) -> Peers:
@@ -45,6 +45,10 @@ def orders_for(
     """
     orders = []
     for one in copies:
+        if one.is_in_shared_storage_alone:
+            if one.level is Level.PERSISTED:  # For people.
+                orders.append(Order(one.checkpoint, one.level, (), ()))
+            continue
         wanted = _wanted(keeper, keepers, one, resumed)
         held = one.counts(keeper.holdings.get(one.attempt))
         # Ranks have loaded it when they have made another one. Until then each may need parts of all.
@@ -97,6 +101,19 @@ def locations_of(one: Copies, keepers: Keepers) -> dict[str, Location]:
         for keeper, held in found
         if keeper is not None and keeper.session is not None
     }
+
+
+def parts_without_source(
+    orders: Orders, copies: Mapping[Attempt, Copies], resumed: Attempt | None
+) -> set[tuple[Attempt, int]]:
+    """Return the parts that a keeper with these orders may need, and that no connected keeper has."""
+    found: set[tuple[Attempt, int]] = set()
+    for order in orders.checkpoints:
+        attempt = order.checkpoint.attempt
+        one = copies[attempt]
+        missing = one.missing() if attempt == resumed else order.ranks
+        found.update((attempt, rank) for rank in missing if not one.holders[rank])
+    return found
 
 
 def _elsewhere(keeper: Keeper, everywhere: Mapping[str, Location]) -> tuple[Location, ...]:

@@ -4,10 +4,11 @@ A checkpoint can be resumed from if a connected keeper has each part, verified a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from muster.service.core.local.copies import Copies, newest_whole
+from muster.service.core.local.copies import Copies, newest_persisted, newest_whole, unsettled
 from muster.service.core.vocabulary.local import Attempt, Level
+from muster.service.core.vocabulary.model import SessionId
 from muster.service.core.vocabulary.report import ranges
 
 RETURN_PATIENCE = 5.0
@@ -18,6 +19,20 @@ SHOWN = 20
 """Ranks that a reason names at most."""
 
 
+@dataclass(slots=True)
+class PendingRecovery:
+    """A decision that ranks wait for."""
+
+    generation: int
+    number: int
+    world_size: int
+    without_local: bool = False
+    """Whether the ranks ask for no local checkpoint."""
+    waiters: set[SessionId] = field(default_factory=set)
+    covered_at: float | None = None
+    """When all ranks had connected keepers, on the monotonic clock."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What the ranks resume from."""
@@ -25,34 +40,67 @@ class Choice:
     attempt: Attempt | None
     """None: shared storage."""
     reason: str
+    last: Attempt | None = None
+    """The newest attempt that is not abandoned; None: all are."""
+    doubtful: tuple[Copies, ...] = ()
+    """Without an attempt: the checkpoints that may be in shared storage, from the newest to the oldest."""
 
 
-def choose(copies: Sequence[Copies], *, waited: float, all_verified: bool) -> Choice | None:
+def choose(
+    copies: Sequence[Copies], *, waited: float, all_verified: bool, without_local: bool = False
+) -> Choice | None:
     """Choose what to resume from: the newest whole checkpoint, or a newer one in shared storage.
+
+    A checkpoint that a process was permitted to commit may be in shared storage. If it is newer than all
+    others that can be resumed from, the ranks must look there first.
 
     Args:
         copies: the checkpoints of the run, from the oldest to the newest.
         waited: seconds since all ranks have connected keepers.
         all_verified: whether all connected keepers have verified what is on their disks.
+        without_local: whether the ranks could not load several local checkpoints, and ask for none.
 
     Returns:
         The choice; None: wait, since keepers may still come with parts of a newer checkpoint.
     """
     if not copies:
         return Choice(None, "there is no local checkpoint")
-    newest, whole = copies[-1], newest_whole(copies)
+    newest, whole = copies[-1], None if without_local else newest_whole(copies)
     if whole is newest:
-        return Choice(newest.attempt, f"step {newest.checkpoint.step} is the newest, and whole")
-    if waited < (RETURN_PATIENCE if all_verified else VERIFY_PATIENCE):
+        return Choice(
+            newest.attempt, f"step {newest.checkpoint.step} is the newest, and whole", newest.attempt
+        )
+    patience = RETURN_PATIENCE if all_verified else VERIFY_PATIENCE
+    if not without_local and _may_come(copies, whole) and waited < patience:
         return None
-    missing = newest.missing()
-    lost = (
-        f"of step {newest.checkpoint.step} the parts of {len(missing)} of {newest.checkpoint.world_size} "
+    lost = _lost(newest) if not without_local else "the ranks could not load what several decisions named"
+    persisted = newest_persisted(copies)
+    known = max((one.attempt for one in (whole, persisted) if one is not None), default=None)
+    if doubtful := tuple(unsettled(copies, known)):
+        step = doubtful[0].checkpoint.step
+        return Choice(None, f"{lost}; step {step} may be in shared storage", doubtful[0].attempt, doubtful)
+    if persisted is not None and (whole is None or persisted.attempt > whole.attempt):
+        step = persisted.checkpoint.step
+        return Choice(None, f"{lost}; step {step} in shared storage is the next", persisted.attempt)
+    if whole is None:
+        none = "shared storage is resumed from" if without_local else "no other local checkpoint is whole"
+        return Choice(None, f"{lost}, and {none}")
+    step = whole.checkpoint.step
+    return Choice(whole.attempt, f"{lost}; step {step} is the newest that is whole", whole.attempt)
+
+
+def _may_come(copies: Sequence[Copies], whole: Copies | None) -> bool:
+    """Whether keepers may bring parts of a checkpoint that is newer than all that can be resumed from."""
+    alone = [one for one in copies if one.is_in_shared_storage_alone and one.level is Level.PERSISTED]
+    best = max((one.attempt for one in (whole, *alone[-1:]) if one is not None), default=Attempt(-1, -1))
+    return any(one.attempt > best and not one.is_in_shared_storage_alone for one in copies)
+
+
+def _lost(newest: Copies) -> str:
+    step, missing = newest.checkpoint.step, newest.missing()
+    if newest.is_in_shared_storage_alone:
+        return f"step {step} was written to shared storage, because a node had no room"
+    return (
+        f"of step {step} the parts of {len(missing)} of {newest.checkpoint.world_size} "
         f"ranks are on no connected node ({ranges(missing[:SHOWN])}{' …' if len(missing) > SHOWN else ''})"
     )
-    persisted = [one for one in copies if one.level is Level.PERSISTED]
-    if persisted and (whole is None or persisted[-1].attempt > whole.attempt):
-        return Choice(None, f"{lost}; step {persisted[-1].checkpoint.step} in shared storage is the next")
-    if whole is None:
-        return Choice(None, f"{lost}, and no other local checkpoint is whole")
-    return Choice(whole.attempt, f"{lost}; step {whole.checkpoint.step} is the newest that is whole")

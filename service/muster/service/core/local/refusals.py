@@ -17,6 +17,16 @@ def attempt_superseded(run_id: str, attempt: Attempt) -> Refusal:
     )
 
 
+def permit_refused(run_id: str, attempt: Attempt) -> Refusal:
+    """Return the refusal of a commit in shared storage."""
+    return Refusal(
+        Reason.ATTEMPT_SUPERSEDED,
+        f"attempt {attempt.generation}-{attempt.number} to save run {run_id} may not be committed in shared "
+        "storage now: the job has resumed from an earlier one, or a later one is committed there. If its "
+        "turn comes, the orders say so.",
+    )
+
+
 def recovery_superseded(run_id: str, generation: int, number: int) -> Refusal:
     """Return the refusal of a rank that asks for an outdated decision."""
     return Refusal(

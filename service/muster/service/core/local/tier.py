@@ -5,13 +5,20 @@ invariant 22 (copies are verified before use).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from muster.service.core.local import refusals
-from muster.service.core.local.copies import Copies, next_to_persist, surplus
+from muster.service.core.local.copies import Copies, surplus, unsettled, unsettled_before
 from muster.service.core.local.keepers import Keeper, Keepers
-from muster.service.core.local.orders import committer, locations_of, orders_for, peers_of
-from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, choose
+from muster.service.core.local.orders import (
+    committer,
+    locations_of,
+    orders_for,
+    parts_without_source,
+    peers_of,
+)
+from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, PendingRecovery, choose
+from muster.service.core.local.turns import PersistTurns
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Notice, Refused
 from muster.service.core.vocabulary.local import (
@@ -25,31 +32,19 @@ from muster.service.core.vocabulary.local import (
     LocalCheckpointRecord,
     LocalCommitted,
     Location,
-    Orders,
+    Permit,
+    Permitted,
     Recover,
     Recovered,
     RecoveryRecord,
     ReportKeeper,
     ReportTaken,
+    RequestPermit,
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
 
 ORDERS_PAUSE = 0.05
 """Seconds for which orders are collected after a keeper was lost."""
-PERSIST_PATIENCE = 900.0
-"""Seconds without progress after which a checkpoint is not persisted, if a newer one waits for its turn."""
-
-
-@dataclass(slots=True)
-class PendingRecovery:
-    """A decision that ranks wait for."""
-
-    generation: int
-    number: int
-    world_size: int
-    waiters: set[SessionId] = field(default_factory=set)
-    covered_at: float | None = None
-    """When all ranks had connected keepers, on the monotonic clock."""
 
 
 class LocalTier:
@@ -73,8 +68,7 @@ class LocalTier:
         """The commits that wait for a level."""
         self._persisting: Attempt | None = None
         """The checkpoint that keepers are told to persist."""
-        self._progress: tuple[tuple[Attempt, int], float] | None = None
-        """How far that is, and since when, on the monotonic clock."""
+        self._turns = PersistTurns()
         self._everywhere: tuple[Attempt, dict[str, Location]] | None = None
         """Where all parts are of the checkpoint to resume from; None: it must be looked up."""
         self._dirty: dict[str, Keeper] = {}
@@ -257,24 +251,55 @@ class LocalTier:
         if copies is None or copies.checkpoint != checkpoint:
             if checkpoint.attempt <= self._floor:
                 raise refusals.attempt_superseded(self.run_id, checkpoint.attempt)
-            record = LocalCheckpointRecord(self.run_id, checkpoint, Level.LOCAL, event.keeper_id, now.wall)
+            permit = Permit.NONE if event.keeper_id else Permit.GIVEN
+            record = LocalCheckpointRecord(
+                self.run_id, checkpoint, Level.LOCAL, event.keeper_id, now.wall, permit=permit
+            )
             copies = self._copies[checkpoint.attempt] = Copies(record, now.monotonic)
             effects.records.append(record)
             for keeper in self.keepers.connected():
                 copies.change(keeper.info.id, None, keeper.holdings.get(checkpoint.attempt))
             self._raise_level(copies, None, effects)
             self._mark_all()
-        if copies.level >= event.wait_for:
+        if copies.is_in_shared_storage_alone:
+            self._raise_level(copies, None, effects, event.persisted_as)
+            effects.send(
+                event.session, LocalCommitted(copies.level, unsettled_before(self.copies, copies.attempt))
+            )
+        elif copies.level >= event.wait_for:
             effects.send(event.session, LocalCommitted(copies.level))
         else:
             self._waiting[event.session] = checkpoint.attempt, event.wait_for
         self._review(now, effects)
 
-    def _raise_level(self, copies: Copies, holding: Holding | None, effects: Effects) -> None:
+    def permit(self, event: RequestPermit, now: Instant, effects: Effects) -> None:
+        """Permit a keeper to commit a checkpoint in shared storage.
+
+        Raises:
+            Refusal: ATTEMPT_SUPERSEDED.
+        """
+        copies = self._copies.get(event.attempt)
+        if copies is None or (event.attempt != self._persisting and copies.level < Level.PERSISTED):
+            raise refusals.permit_refused(self.run_id, event.attempt)
+        if copies.level < Level.PERSISTED:
+            self._set_permit(copies, Permit.GIVEN, effects)
+        effects.send(event.session, Permitted(unsettled_before(self.copies, copies.attempt)))
+        self._review(now, effects)
+
+    def _set_permit(self, copies: Copies, permit: Permit, effects: Effects) -> None:
+        if copies.record.permit is not permit:
+            copies.record = replace(copies.record, permit=permit)
+            effects.records.append(copies.record)
+
+    def _raise_level(
+        self, copies: Copies, holding: Holding | None, effects: Effects, persisted_as: str = ""
+    ) -> None:
         """Decide the level of a checkpoint, if it has become safer."""
         record = copies.record
-        if holding is not None and holding.persisted_as and copies.counts(holding):
-            record = replace(record, level=Level.PERSISTED, persisted_as=holding.persisted_as)
+        if holding is not None and copies.counts(holding):
+            persisted_as = persisted_as or holding.persisted_as
+        if persisted_as:
+            record = replace(record, level=Level.PERSISTED, persisted_as=persisted_as)
         if record.level < Level.REPLICATED and self._is_replicated(copies):
             record = replace(record, level=Level.REPLICATED)
         if record.level <= copies.level:
@@ -339,7 +364,8 @@ class LocalTier:
             self._refuse_pending(pending, effects)
             pending = None
         if pending is None:
-            pending = self._pending = PendingRecovery(*asked, event.world_size)
+            pending = self._pending = PendingRecovery(*asked, event.world_size, event.without_local)
+            self._settle(event.absent, effects)
         pending.waiters.add(event.session)
         self._review(now, effects)
 
@@ -365,7 +391,7 @@ class LocalTier:
         waited = now.monotonic - pending.covered_at
         verified = all(keeper.is_complete for keeper in self.keepers.connected())
         copies = self.copies
-        choice = choose(copies, waited=waited, all_verified=verified)
+        choice = choose(copies, waited=waited, all_verified=verified, without_local=pending.without_local)
         if choice is None:
             patience = RETURN_PATIENCE if verified else VERIFY_PATIENCE
             self._timers.arm(self, pending.covered_at + patience)
@@ -382,20 +408,27 @@ class LocalTier:
         effects.records.append(self.recovery)
         effects.notices.append(Notice("checkpoint.recovery", self.run_id, choice.reason))
         # Training goes on from this one: what is newer is abandoned, also if its parts appear again.
-        last = choice.attempt
-        if last is None:
-            persisted = [one.attempt for one in copies if one.level is Level.PERSISTED]
-            last = persisted[-1] if persisted else None
         for one in copies:
-            if last is None or one.attempt > last:
+            if choice.last is None or one.attempt > choice.last:
                 self._drop(one, effects)
                 self._refuse_waiting(one, effects)
+        for one in choice.doubtful:
+            self._set_permit(one, Permit.WITHDRAWN, effects)
         answer = self._answer(self.recovery)
         assert answer is not None
         for waiter in pending.waiters:
             effects.send(waiter, answer)
         self._pending = None
         self._mark_all()
+
+    def _settle(self, absent: Iterable[Attempt], effects: Effects) -> None:
+        """The ranks have made sure that attempts are not in shared storage, and never will be."""
+        for attempt in absent:
+            copies = self._copies.get(attempt)
+            if copies is not None and copies.is_unsettled:
+                self._set_permit(copies, Permit.NONE, effects)
+                if copies.is_in_shared_storage_alone:
+                    self._drop(copies, effects)
 
     def _refuse_pending(self, pending: PendingRecovery, effects: Effects) -> None:
         refusal = refusals.recovery_superseded(self.run_id, pending.generation, pending.number)
@@ -412,7 +445,9 @@ class LocalTier:
     def _answer(self, record: RecoveryRecord) -> Recovered | None:
         """Return a decision as ranks hear it; None: its checkpoint is gone, since all have gone on."""
         if record.attempt is None:
-            return Recovered(None, record.reason)
+            # A keeper may have reported meanwhile that it has committed one. Rank 0 finds it, too.
+            doubtful = [one for one in unsettled(self.copies) if one.record.permit is Permit.WITHDRAWN]
+            return Recovered(None, record.reason, tuple(one.checkpoint for one in doubtful))
         copies = self._copies.get(record.attempt)
         return None if copies is None else Recovered(copies.checkpoint, record.reason)
 
@@ -425,7 +460,9 @@ class LocalTier:
             self._drop(one, effects)
             self._refuse_waiting(one, effects)
         copies = self.copies
-        persisting = self._next_to_persist(copies, now, effects)
+        persisting = self._turns.next(copies, now.monotonic, effects.notices, self.run_id)
+        if (until := self._turns.due(now.monotonic)) is not None:
+            self._timers.arm(self, until)
         if (attempt := persisting.attempt if persisting is not None else None) != self._persisting:
             self._persisting = attempt
             self._mark_all()
@@ -439,33 +476,11 @@ class LocalTier:
             if keeper.session is None:
                 continue
             orders = orders_for(keeper, self.keepers, copies, resumed, everywhere, before, persisting)
-            keeper.starves_for = self._without_source(orders)
+            keeper.starves_for = parts_without_source(orders, self._copies, self._resumed)
             if orders != keeper.told:
                 keeper.told = orders
                 effects.send(keeper.session, orders)
         self._dirty.clear()
-
-    def _next_to_persist(self, copies: list[Copies], now: Instant, effects: Effects) -> Copies | None:
-        """Return the checkpoint that keepers are to persist. One without progress gives its turn up."""
-        persisting = next_to_persist(copies)
-        if persisting is None:
-            self._progress = None
-            return None
-        reached = persisting.attempt, len(persisting.persisted)
-        if self._progress is None or self._progress[0] != reached:
-            self._progress = reached, now.monotonic
-        until = self._progress[1] + PERSIST_PATIENCE
-        if now.monotonic < until:
-            self._timers.arm(self, until)
-            return persisting
-        newer = [one for one in copies if one.attempt > persisting.attempt]
-        if not any(one.is_wanted_in_shared_storage for one in newer):
-            return persisting
-        persisting.is_given_up = True
-        step = persisting.checkpoint.step
-        why = f"step {step} is not persisted: shared storage took nothing of it for {PERSIST_PATIENCE:g} s"
-        effects.notices.append(Notice("checkpoint.given_up", self.run_id, why))
-        return self._next_to_persist(copies, now, effects)
 
     def _locate_resumed(self) -> tuple[Attempt | None, dict[str, Location]]:
         """Return the checkpoint that the current generation resumes from, and where its parts are."""
@@ -476,16 +491,6 @@ class LocalTier:
         if self._everywhere is None or self._everywhere[0] != resumed:
             self._everywhere = copies.attempt, locations_of(copies, self.keepers)
         return self._everywhere
-
-    def _without_source(self, orders: Orders) -> set[tuple[Attempt, int]]:
-        """Return the parts that a keeper with these orders may need, and that no connected keeper has."""
-        found: set[tuple[Attempt, int]] = set()
-        for order in orders.checkpoints:
-            attempt = order.checkpoint.attempt
-            copies = self._copies[attempt]
-            missing = copies.missing() if attempt == self._resumed else order.ranks
-            found.update((attempt, rank) for rank in missing if not copies.holders[rank])
-        return found
 
     def _mark(self, keeper_id: str) -> None:
         keeper = self.keepers.find(keeper_id)

@@ -82,6 +82,8 @@ def _checkpoint(tier: LocalTier, one: Copies, persisting: Copies | None, now: In
 
 
 def _pending(tier: LocalTier, one: Copies, persisting: Copies | None) -> str:
+    if one.is_in_shared_storage_alone:
+        return "" if one.level is Level.PERSISTED else "the ranks have not committed it in shared storage"
     if one.level < Level.REPLICATED and one.checkpoint.replicas:
         nodes, wanted = len(tier.keepers.connected()), one.checkpoint.replicas
         if nodes <= wanted:

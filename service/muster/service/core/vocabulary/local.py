@@ -26,6 +26,17 @@ class Level(enum.IntEnum):
     """It is committed in shared storage."""
 
 
+class Permit(enum.IntEnum):
+    """Whether a process may commit a checkpoint in shared storage."""
+
+    NONE = 0
+    """None has been asked for."""
+    GIVEN = 1
+    """A process may commit it, and may have done so."""
+    WITHDRAWN = 2
+    """A recovery has passed over it. It is not permitted again, but may have been committed before."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalCheckpoint:
     """A checkpoint whose parts are on the nodes that wrote them."""
@@ -132,8 +143,20 @@ class CommitLocal:
     run_id: str
     checkpoint: LocalCheckpoint
     keeper_id: str
-    """The keeper that has the manifest."""
+    """The keeper that has the manifest; empty: the ranks write it to shared storage themselves."""
     wait_for: Level = Level.LOCAL
+    persisted_as: str = ""
+    """Without a keeper: where the ranks have committed it; empty: they ask whether they may."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPermit:
+    """A keeper asks whether it may commit a checkpoint in shared storage; the answer goes to ``session``."""
+
+    session: SessionId
+    run_id: str
+    keeper_id: str
+    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +169,13 @@ class Recover:
     number: int
     """Counts the decisions in the generation."""
     world_size: int
+    absent: tuple[Attempt, ...] = ()
+    """Unsettled attempts that are not in shared storage, and never will be."""
+    without_local: bool = False
+    """Whether the ranks could not load several local checkpoints, and ask for none."""
 
 
-LocalEvent: TypeAlias = ConnectKeeper | ReportKeeper | CommitLocal | Recover
+LocalEvent: TypeAlias = ConnectKeeper | ReportKeeper | CommitLocal | RequestPermit | Recover
 
 # ---------------------------------------------------------------------- answers
 
@@ -203,6 +230,16 @@ class LocalCommitted:
     """Answers a CommitLocal."""
 
     level: Level
+    unsettled: tuple[LocalCheckpoint, ...] = ()
+    """Without a keeper: as in :class:`Permitted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permitted:
+    """Answers a RequestPermit."""
+
+    unsettled: tuple[LocalCheckpoint, ...]
+    """Older checkpoints that were permitted, and perhaps not committed, from the newest to the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +249,11 @@ class Recovered:
     checkpoint: LocalCheckpoint | None
     """None: resume from shared storage."""
     reason: str
+    unsettled: tuple[LocalCheckpoint, ...] = ()
+    """Without a checkpoint: those that may be in shared storage, from the newest to the oldest."""
 
 
-LocalMessage: TypeAlias = Peers | Orders | ReportTaken | LocalCommitted | Recovered
+LocalMessage: TypeAlias = Peers | Orders | ReportTaken | LocalCommitted | Permitted | Recovered
 
 # ---------------------------------------------------------------------- records
 
@@ -227,10 +266,11 @@ class LocalCheckpointRecord:
     checkpoint: LocalCheckpoint
     level: Level
     keeper_id: str
-    """The keeper that had the manifest first."""
+    """The keeper that had the manifest first; empty: the ranks wrote it to shared storage themselves."""
     made_at: float
     """Seconds since 1970."""
     persisted_as: str = ""
+    permit: Permit = Permit.NONE
 
 
 @dataclass(frozen=True, slots=True)

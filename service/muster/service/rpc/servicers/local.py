@@ -7,7 +7,7 @@ from typing import Any
 from muster.service import local_wire
 from muster.service.core.local import views
 from muster.service.core.vocabulary.events import Disconnected
-from muster.service.core.vocabulary.local import LocalCommitted, Recovered, ReportTaken
+from muster.service.core.vocabulary.local import LocalCommitted, Permitted, Recovered, ReportTaken
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.draining import DRAINING
 from muster.service.driver import Driver
@@ -73,8 +73,13 @@ class LocalCheckpointServicer(local_pb2_grpc.LocalCheckpointServiceServicer):
             except ValueError as error:
                 raise Refusal(Reason.INVALID_ARGUMENT, f"wait_for: {error}.", field="wait_for") from None
             self._driver.submit(event)
-            level = (await call.answer()).level
-        return pb.LocalCheckpointServiceCommitResponse(level=local_wire.level_to_pb(level))
+            return local_wire.committed_to_pb(await call.answer())
+
+    async def Permit(self, request: pb.PermitRequest, context: Any) -> pb.PermitResponse:  # noqa: N802
+        """Permit a keeper to commit a checkpoint in shared storage."""
+        with Call(self._driver, Permitted) as call:
+            self._driver.submit(local_wire.permit_from_pb(call.id, request))
+            return local_wire.permitted_to_pb(await call.answer())
 
     async def Recover(self, request: pb.RecoverRequest, context: Any) -> pb.RecoverResponse:  # noqa: N802
         """Answer what all ranks resume from, when it is decided."""

@@ -78,6 +78,15 @@ class LocalCheckpoints(RuleBasedStateMachine):
     def work(self, index: int) -> None:
         self.job.work(self.node(index))
 
+    @rule(index=INDEX)
+    def work_and_stall(self, index: int) -> None:
+        """What it is permitted to commit in shared storage takes effect later."""
+        self.job.work(self.node(index), is_quick=False)
+
+    @rule(index=INDEX)
+    def commit_late(self, index: int) -> None:
+        self.job.rules.finish_commits(self.node(index))
+
     @rule()
     def work_everywhere(self) -> None:
         for node in self.job.nodes.values():
@@ -112,6 +121,28 @@ class LocalCheckpoints(RuleBasedStateMachine):
         self.job.commit(self.job.save())
         for _ in range(2):
             self.work_everywhere()
+
+    @precondition(lambda self: self.job.is_training and self.job.most is Level.PERSISTED)
+    @rule(lost=SOME)
+    def lose_nodes_while_one_commits(self, lost: list[bool]) -> None:
+        """The keeper that is permitted to commit may be among them, and cut off rather than dead."""
+        self.job.commit(self.job.save())
+        for _ in range(3):
+            for node in self.job.nodes.values():
+                self.job.work(node, is_quick=False)
+        for node, is_lost in zip(list(self.job.nodes.values()), lost, strict=True):
+            if is_lost:
+                node.disk.clear()
+                self.job.disconnect(node)
+
+    @precondition(lambda self: self.job.is_training and self.job.most is Level.PERSISTED)
+    @rule()
+    def save_without_room(self) -> None:
+        self.job.save_without_room()
+
+    @rule(tells=st.booleans())
+    def finish_save_without_room(self, tells: bool) -> None:
+        self.job.finish_shared_save(tells=tells)
 
     @precondition(lambda self: self.job.written)
     @rule(which=st.integers(1, 8))

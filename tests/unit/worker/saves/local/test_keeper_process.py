@@ -1,5 +1,6 @@
 """The keeper of a node: found, or started once, whatever the ranks of the node do at the same time."""
 
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,11 @@ from muster.worker.saves.local import keeper_process
 from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 from muster.worker.saves.local.keeper_client import is_answered
 from muster.worker.saves.local.keeper_process import KeeperError, KeeperProcess, keeper_command
+from muster.worker.saves.local.storage_options import (
+    STORAGE_OPTIONS,
+    keeper_environment,
+    options_or_environment,
+)
 from tests.support.meeting import in_thread
 from tests.support.saves.fake_keepers import RUN, Cluster, FakeKeeper
 
@@ -100,6 +106,30 @@ def test_unreadable_description_is_none(folder: LocalFolder):
     for text in ("", "{", "[]", '{"pid": 1}'):
         (folder.path / "keeper.json").write_text(text)
         assert folder.keeper() is None
+
+
+def test_keeper_has_the_options_of_shared_storage(folder: LocalFolder):
+    environment = keeper_environment({"endpoint_url": "http://here", "retries": 3})
+    program = "import os; print(os.environ['MUSTER_STORAGE_OPTIONS'])"
+    command = [sys.executable, "-c", program]
+    with pytest.raises(KeeperError):
+        KeeperProcess(folder, command, is_answered, environment).find(PATIENCE)
+    assert json.loads(folder.log.read_text()) == {"endpoint_url": "http://here", "retries": 3}
+
+
+def test_options_that_no_other_process_can_have_are_refused():
+    with pytest.raises(ValueError, match="get them as JSON"):
+        keeper_environment({"session": object()})
+
+
+def test_ranks_have_the_options_of_keepers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(STORAGE_OPTIONS, '{"endpoint_url": "http://here"}')
+    assert options_or_environment(None) == {"endpoint_url": "http://here"}
+    assert options_or_environment({"profile": "a"}) == {"profile": "a"}
+    monkeypatch.setenv(STORAGE_OPTIONS, "secret")
+    with pytest.raises(ValueError, match="is no JSON object") as raised:
+        options_or_environment(None)
+    assert "secret" not in str(raised.value)
 
 
 def test_command_follows_the_agent(folder: LocalFolder):

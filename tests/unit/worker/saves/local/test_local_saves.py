@@ -1,6 +1,5 @@
 """Saves to the nodes' own disks, and resuming from them, with fake keepers."""
 
-import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,11 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from muster.checkpoint.committed import Committed, SaveAttempt
+from muster.checkpoint.directory import CheckpointDirectory
 from muster.checkpoint.manifest import ManifestReference
 from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError
 from muster.worker.saves import Checkpointer, CorruptCheckpointError
-from muster.worker.saves.local import coordinator, keeper_client, recovery, room
+from muster.worker.saves.local import coordinator, keeper_client, recovery
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local_barrier import LocalBarrier
 from muster.worker.saves.storage.folder_storage import FolderStorage
@@ -199,6 +199,10 @@ def test_copies_that_can_never_be_read_lead_to_shared_storage(job: LocalJob, mon
     monkeypatch.setattr(type(job.nodes[1]), "_fetch", fetch_wrong)
     assert job.resume() == [1] * 3
     assert len([one for one in job.cluster.decisions if one[0] == 1]) == 2
+    asked_last = [
+        one for one in job.cluster.recoveries if one.number == max(o.number for o in job.cluster.recoveries)
+    ]
+    assert [one.without_local for one in asked_last] == [True] * 3, "the coordinator decides it, for all"
     asked = [said for path, said in job.nodes[1].asked if path == "/fetch" and said.get("verify")]
     assert asked, "the keeper is told"
 
@@ -281,31 +285,48 @@ def test_commit_that_is_refused_fails_the_save_on_all_ranks(job: LocalJob):
     job.save(2)
 
 
-def test_full_disk_fails_the_save_on_all_ranks_and_says_so(job: LocalJob, monkeypatch: pytest.MonkeyPatch):
-    job.begin().save(1)
-    usage = shutil.disk_usage(job.folder)
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
-        heard = job.all(lambda one, rank: one.save(2, state(2, rank)))
-    assert [type(one) for one in heard] == [OSError] * 3
-    assert heard[0].errno == errno.ENOSPC
-    assert "of room" in str(heard[0])
-    failed = job.finalize()
-    assert [type(one) for one in failed] == [AsyncSaveError] * 3
-    assert "of room" in str(failed[1])
-    job.save(3)
-    assert job.resume() == [3] * 3
+def test_checkpoint_that_may_be_in_shared_storage_is_looked_for_there(job: LocalJob):
+    """A keeper was permitted to commit it, and has."""
+    job.begin(persist_every=10).save(1, 2)
+    job.cluster.doubtful = [job.service.requests[1].checkpoint]
+    job.cluster.doubtful[0].persist_to = str(job.shared)
+    _persist(job, SaveAttempt(0, 1), 2)
+    part(job, 2, "0-1", 2).unlink()
+    job.begin()
+    assert job.resume() == [2] * 3
+    assert {tuple(one.absent) for one in job.cluster.recoveries} == {()}
 
 
-def test_folder_in_memory_counts_for_the_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "file_system_of", lambda _: "tmpfs")
-    monkeypatch.setattr(room, "available_memory", lambda: 1000)
-    room.check_room(tmp_path, 900)
-    with pytest.raises(MemoryError, match="is in memory"):
-        room.check_room(tmp_path, 901)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(MemoryError, match="for each of this node's 2 ranks"):
-        room.check_room(tmp_path, 500)
+def test_checkpoint_that_is_not_in_shared_storage_leads_to_another_decision(job: LocalJob):
+    """A keeper was permitted to commit it, and cannot any more."""
+    job.begin(persist_every=10).save(1, 2)
+    job.cluster.doubtful = [job.service.requests[1].checkpoint]
+    job.cluster.doubtful[0].persist_to = str(job.shared)
+    unfinished = CheckpointDirectory(job.shared, "job").unfinished(2, SaveAttempt(0, 1))
+    unfinished.mkdir()
+    part(job, 2, "0-1", 2).unlink()
+    job.begin()
+    assert job.resume() == [1] * 3
+    assert not unfinished.exists()
+    said = [[(one.generation, one.number) for one in asked.absent] for asked in job.cluster.recoveries]
+    assert sorted(said) == [[]] * 3 + [[(0, 1)]] * 3
+
+
+def test_shared_storage_that_cannot_be_looked_at_is_not_taken_for_empty(
+    job: LocalJob, monkeypatch: pytest.MonkeyPatch
+):
+    job.begin(persist_every=10).save(1, 2)
+    job.cluster.doubtful = [job.service.requests[1].checkpoint]
+    job.cluster.doubtful[0].persist_to = str(job.shared)
+
+    def away(*_: object) -> bool:
+        raise OSError("the share is away")
+
+    monkeypatch.setattr(FolderStorage, "settle", away)
+    job.begin()
+    heard = job.resume()
+    assert [type(one) for one in heard] == [OSError, BarrierAbortedError, BarrierAbortedError]
+    assert "the share is away" in str(heard[2])
 
 
 # ---------------------------------------------------------------------- arguments
@@ -318,7 +339,7 @@ def test_folder_in_memory_counts_for_the_memory_limit(tmp_path: Path, monkeypatc
         ({"persist_every": 2}, "persist_every = 2 is of local saves"),
         ({"local": "here", "replicas": -1}, "replicas = -1: it must be at least 0"),
         ({"local": "here", "persist_every": 0}, "persist_every = 0: it must be at least 1"),
-        ({"local": "here", "storage_options": {"profile": "a"}}, "from the environment alone"),
+        ({"local": "here", "storage_options": {"profile": "a"}}, "is a folder"),
     ],
 )
 def test_settings_that_are_not_usable_are_refused(tmp_path: Path, options: dict[str, object], message: str):

@@ -27,12 +27,22 @@ def test_decision_without_a_local_checkpoint_leads_to_shared_storage():
     assert follows(recovery) is Next.SHARED
 
 
-def test_damage_leads_to_another_decision_up_to_a_bound():
+def test_decision_follows_if_what_may_be_in_shared_storage_is_not_there():
+    recovery = Recovery(overwrites=True)
+    recovery.decided(local=False, absent=True)
+    assert follows(recovery) is Next.ASK
+
+
+def test_coordinator_is_asked_for_no_local_checkpoint_after_a_bound():
     recovery = Recovery(overwrites=True)
     for _ in range(MAX_DECISIONS):
         assert follows(recovery) is Next.ASK
+        assert not recovery.without_local
         recovery.decided(local=True)
         recovery.loaded("0-1", LOST, filled=True)
+    assert follows(recovery) is Next.ASK
+    assert recovery.without_local
+    recovery.decided(local=False)
     assert follows(recovery) is Next.SHARED
     assert recovery.damages == [LOST] * MAX_DECISIONS
 

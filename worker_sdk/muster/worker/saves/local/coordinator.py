@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
 from google.protobuf.message import Message
 
+from muster.checkpoint.committed import SaveAttempt
 from muster.client.calls import ELSEWHERE, explain, reason_of
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Search, Target, replicas_of
@@ -82,6 +83,32 @@ class LocalCheckpointCalls:
         )
         return Level(response.level)
 
+    def commit_shared(
+        self, checkpoint: pb.LocalCheckpoint, persisted_as: str, timeout: float
+    ) -> Sequence[pb.LocalCheckpoint]:
+        """Ask whether a checkpoint may be committed in shared storage, or tell that it is.
+
+        Args:
+            checkpoint: it.
+            persisted_as: where it is committed; empty: it is not yet.
+            timeout: seconds.
+
+        Returns:
+            Older checkpoints of which it must be made sure first that they are committed, or never will be.
+
+        Raises:
+            ConnectError: the coordinator does not answer in time.
+            RefusedError: the coordinator refused.
+        """
+        request = pb.LocalCheckpointServiceCommitRequest(
+            run_id=self._run_id, checkpoint=checkpoint, persisted_as=persisted_as
+        )
+        what = f"{'note' if persisted_as else 'permit'} step {checkpoint.step} in shared storage"
+        response: pb.LocalCheckpointServiceCommitResponse = self._ask(
+            lambda channel: _stub(channel).Commit, request, timeout, what
+        )
+        return response.unsettled
+
     def recover(
         self,
         generation: int,
@@ -89,6 +116,9 @@ class LocalCheckpointCalls:
         world_size: int,
         timeout: float,
         before: Callable[[], None] = lambda: None,
+        *,
+        absent: Sequence[SaveAttempt] = (),
+        without_local: bool = False,
     ) -> pb.RecoverResponse:
         """Return the decision what to resume from.
 
@@ -99,13 +129,20 @@ class LocalCheckpointCalls:
             timeout: seconds.
             before: called before each of several calls. The decision waits for this rank's keeper, which may
                 have ended meanwhile.
+            absent: what the last decision named, and is not in shared storage.
+            without_local: whether it must name no local checkpoint.
 
         Raises:
             ConnectError: there is no decision in time.
             RefusedError: the coordinator refused.
         """
         request = pb.RecoverRequest(
-            run_id=self._run_id, generation=generation, number=number, world_size=world_size
+            run_id=self._run_id,
+            generation=generation,
+            number=number,
+            world_size=world_size,
+            absent=[pb.Attempt(generation=one.generation, number=one.number) for one in absent],
+            without_local=without_local,
         )
         response: pb.RecoverResponse = self._ask(
             lambda channel: _stub(channel).Recover,

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.worker.errors import MusterError
 from muster.worker.saves.local.folder import KeeperLife, LocalFolder
@@ -34,14 +34,20 @@ class KeeperProcess:
         folder: the keeper's.
         command: starts it.
         is_answered: whether a life answers, for which it may take seconds.
+        environment: its variables beside those of this process.
     """
 
     def __init__(
-        self, folder: LocalFolder, command: Sequence[str], is_answered: Callable[[KeeperLife], bool]
+        self,
+        folder: LocalFolder,
+        command: Sequence[str],
+        is_answered: Callable[[KeeperLife], bool],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = folder
         self._command = list(command)
         self._is_answered = is_answered
+        self._environment = environment or {}
 
     def find(self, timeout: float) -> KeeperLife:
         """Return a keeper that answers; start one if none lives.
@@ -84,6 +90,7 @@ class KeeperProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, **self._environment},
             )
         _children[:] = [one for one in _children if one.poll() is None] + [child]
         logger.info("started this node's keeper, pid %d, which logs to %s", child.pid, self._folder.log)

@@ -1,13 +1,15 @@
 """A save that is written to this node's own disk, for :class:`Checkpointer`."""
 
+import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.digest import digest_of
-from muster.checkpoint.directory import sync, write_synced
+from muster.checkpoint.directory import sync, sync_file, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.v1 import local_pb2 as pb
 from muster.worker.saves.local.coordinator import LocalCheckpointCalls
@@ -16,7 +18,7 @@ from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local.room import check_room
 from muster.worker.saves.storage.folder_storage import StepWriter
-from muster.worker.saves.storage.rank_write import METADATA
+from muster.worker.saves.storage.rank_write import METADATA, RankWrite, written_note
 from muster.worker.saves.storage.written import check_files
 
 COMMIT_PART = 0.9
@@ -109,7 +111,12 @@ class PendingLocal:
 
     def leave(self, note: str, data: bytes) -> None:
         """Leave a note for other ranks. The keeper of this node serves it."""
-        (self._path / NOTES / note).write_bytes(data)
+        path = self._path / NOTES / note
+        try:
+            path.write_bytes(data)
+        except OSError:
+            path.unlink(missing_ok=True)  # Others must not read half of it.
+            raise
         sync(self._path)  # The writer has synced the files' content, but not their names.
         sync(self._path.parent)
 
@@ -117,6 +124,30 @@ class PendingLocal:
         """Return what other ranks have left on their nodes."""
         left = [(rank_of(note), note) for note in notes]
         return self._storage.keeper.take(self._attempt, left, self._storage.timeout * COMMIT_PART)
+
+    def has_written(self, rank: int) -> bool:
+        """Return whether a rank of this node has written its part here, and said so."""
+        return (self._path / NOTES / written_note(rank)).exists()
+
+    def files_of(self, rank: int) -> RankWrite:
+        """Return what a rank of this node has written here.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it says nothing that can be read.
+        """
+        return RankWrite.decode((self._path / NOTES / written_note(rank)).read_bytes())
+
+    def remove(self, rank: int) -> None:
+        """Remove what a rank of this node has written here. The keeper removes what cannot be removed now."""
+        for path in (self._path / NOTES / written_note(rank), *self._path.glob(f"__{rank}_*")):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def copy(self, name: str, path: Path) -> None:
+        """Write a file that this rank has written elsewhere."""
+        shutil.copyfile(path, self._path / name)
+        sync_file(self._path / name)
 
     def commit(self, made: Committed, manifest: Manifest) -> None:
         """On rank 0, when every rank has written: make it a local checkpoint, for good.
@@ -134,19 +165,25 @@ class PendingLocal:
         data = manifest.encode()
         write_synced(self._path / MANIFEST, data)
         sync(self._path)
-        checkpoint = pb.LocalCheckpoint(
-            attempt=pb.Attempt(generation=self._attempt.generation, number=self._attempt.number),
-            step=made.step,
-            world_size=made.world_size,
-            manifest_size=len(data),
-            manifest_digest=digest_of(data),
-            replicas=terms.replicas,
-            persist_to=terms.persist_to,
-            keep_persisted=terms.keep_persisted,
-            size=sum(one.size for name, one in manifest.files.items() if name != METADATA),
-        )
+        checkpoint = described(made, manifest, self._attempt, terms)
         left = storage.timeout * COMMIT_PART - (time.monotonic() - began)
         storage.calls.commit(checkpoint, storage.keeper_id, terms.wait_for, left)
+
+
+def described(made: Committed, manifest: Manifest, attempt: SaveAttempt, terms: Terms) -> pb.LocalCheckpoint:
+    """Return what the coordinator is told of a checkpoint."""
+    data = manifest.encode()
+    return pb.LocalCheckpoint(
+        attempt=pb.Attempt(generation=attempt.generation, number=attempt.number),
+        step=made.step,
+        world_size=made.world_size,
+        manifest_size=len(data),
+        manifest_digest=digest_of(data),
+        replicas=terms.replicas,
+        persist_to=terms.persist_to,
+        keep_persisted=terms.keep_persisted,
+        size=sum(one.size for name, one in manifest.files.items() if name != METADATA),
+    )
 
 
 def rank_of(note: str) -> int:

@@ -10,7 +10,7 @@ from muster.checkpoint.damage import CorruptCheckpointError, Damage
 
 MAX_DECISIONS = 8
 """Decisions of one recovery that may fail. Each names copies that keepers have verified, so one is enough
-unless nodes die meanwhile, or their memory or disks are bad."""
+unless nodes die meanwhile, or their memory or disks are bad. The next one must name no local checkpoint."""
 
 
 class Next(enum.Enum):
@@ -39,14 +39,21 @@ class Recovery:
     """What ranks could not read, one for each decision that failed."""
     next: Next = Next.ASK
 
-    def decided(self, *, local: bool) -> None:
+    @property
+    def without_local(self) -> bool:
+        """Whether the next decision must name no local checkpoint."""
+        return len(self.damages) >= MAX_DECISIONS
+
+    def decided(self, *, local: bool, absent: bool = False) -> None:
         """Apply a decision.
 
         Args:
             local: whether it names a local checkpoint.
+            absent: whether it names checkpoints that may be in shared storage, and none is.
         """
         assert self.next is Next.ASK
-        self.next = Next.LOAD if local else Next.SHARED
+        if not absent:
+            self.next = Next.LOAD if local else Next.SHARED
 
     def loaded(self, what: str, damage: Damage | None, *, filled: bool) -> None:
         """Apply the end of a load on all ranks.
@@ -70,4 +77,4 @@ class Recovery:
                 "not overwrite that. Build the state again, and call resume() again.",
                 tuple(self.damages),
             )
-        self.next = Next.ASK if len(self.damages) < MAX_DECISIONS else Next.SHARED
+        self.next = Next.ASK

@@ -7,6 +7,8 @@ from pathlib import Path
 from muster.worker.saves.memory.staging import available_memory, fits, local_ranks
 from muster.worker.saves.storage.direct_file import file_system_of
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a write for which there is no room."""
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 """File systems whose files are in memory, and count for the pod's limit."""
 
@@ -27,7 +29,7 @@ def check_room(folder: Path, wanted: int) -> None:
     ranks = local_ranks()
     room = shutil.disk_usage(folder).free // ranks
     part = f" for each of this node's {ranks} ranks" if ranks > 1 else ""
-    advice = "Make room there, give keepers a lower quota (MUSTER_LOCAL_QUOTA), or save without local=."
+    advice = "Make room there, or give keepers a lower quota (MUSTER_LOCAL_QUOTA)."
     if wanted > room:
         raise OSError(
             errno.ENOSPC,
@@ -41,6 +43,30 @@ def check_room(folder: Path, wanted: int) -> None:
             f"the local copy takes {_gib(wanted)}, {folder} is in memory, and there are {_gib(free)} of free "
             f"memory{part}: it would have processes killed. {advice}"
         )
+
+
+def lacks_room(error: BaseException) -> bool:
+    """Return whether an error, or one that led to it, says that there is no room.
+
+    Torch's writer raises an error of its own while it handles that of a full disk.
+    """
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno in NO_ROOM):
+            return True
+        seen.append(found)
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def shortage(folder: Path, wanted: int) -> str:
+    """Return what is to be said of a write that the folder had no room for."""
+    try:
+        free = _gib(shutil.disk_usage(folder).free)
+    except OSError:
+        free = "an unknown part"
+    return f"the local copy takes {_gib(wanted)}, and writing it to {folder} failed: {free} is free"
 
 
 def _gib(size: int) -> str:

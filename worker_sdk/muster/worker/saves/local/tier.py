@@ -2,11 +2,14 @@
 
 import logging
 import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.errors import MusterError
+from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.local.coordinator import LocalCheckpointCalls
 from muster.worker.saves.local.folder import LocalFolder
@@ -15,8 +18,11 @@ from muster.worker.saves.local.keeper_process import KeeperProcess, keeper_comma
 from muster.worker.saves.local.keeper_watch import KeeperWatch
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local.local_load import LocalLoad
-from muster.worker.saves.local.local_storage import LocalStorage, PendingLocal, Terms
+from muster.worker.saves.local.local_storage import LocalStorage, Terms
+from muster.worker.saves.local.storage_options import keeper_environment
+from muster.worker.saves.local.tiered_save import SharedPlace, TieredSave
 from muster.worker.saves.local_barrier import LocalBarrier
+from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +46,9 @@ class LocalTier:
         persist_to: where they go.
         keep_persisted: how many checkpoints shared storage keeps; 0: all.
         timeout: seconds for one save.
+        storage: shared storage, opened when it is needed. Saves go there if a node has no room.
+        opens: opens it once more, in a forked child.
+        storage_options: of shared storage, for the keeper.
 
     Raises:
         KeeperError: there is no keeper, and none can be started.
@@ -58,6 +67,9 @@ class LocalTier:
         persist_to: str,
         keep_persisted: int,
         timeout: float,
+        storage: CheckpointStorage,
+        opens: Callable[[], CheckpointStorage],
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         given: object = barrier
         if isinstance(given, LocalBarrier):
@@ -76,9 +88,15 @@ class LocalTier:
         self._folder.make()
         endpoint = barrier.config.endpoint
         command = keeper_command(self._folder, barrier.run_id, endpoint)
-        keeper = self._keeper = KeeperClient(KeeperProcess(self._folder, command, is_answered))
+        keeper = self._keeper = KeeperClient(
+            KeeperProcess(self._folder, command, is_answered, keeper_environment(storage_options))
+        )
         self._calls = LocalCheckpointCalls(endpoint, barrier.run_id)
         self._storage = LocalStorage(self._folder, self._keeper, self._calls, barrier.rank, timeout)
+        self._shared = barrier.sibling(f"{barrier.prefix}/shared")
+        self._place = SharedPlace(storage, opens, persist_to, self._calls, self._meet, timeout)
+        self._last: TieredSave | None = None
+        self._ending = False
         self.attach()
         attach = weakref.WeakMethod(self.attach)
         self._watch = KeeperWatch(
@@ -113,11 +131,28 @@ class LocalTier:
         except MusterError as error:
             logger.warning("this node's part of the save may not be replicated: %s", error)
 
-    def pending(self, number: int, attempt: SaveAttempt, wait_for: Level) -> PendingLocal:
+    def _meet(self, failure: str | None) -> None:
+        """Have all ranks meet that bring a save to shared storage.
+
+        Raises:
+            BarrierError: one has failed, was lost or did not come; the message names it.
+        """
+
+        def doubt(error: OutcomeUnknownError) -> None:
+            if self._ending:
+                raise error
+            logger.warning("%s", error)
+
+        decision = self._shared.vote_until_decided(doubt, failure, self._timeout)
+        if not decision.released:
+            raise error_for(decision)
+
+    def pending(self, number: int, step: int, attempt: SaveAttempt, wait_for: Level) -> TieredSave:
         """Return a save.
 
         Args:
             number: of the save, the same on all ranks.
+            step: the step.
             attempt: the save's.
             wait_for: the level that it waits for. One that waits for shared storage goes there in any case.
 
@@ -136,7 +171,19 @@ class LocalTier:
             self._persist_to if persisted else "",
             self._keep_persisted if persisted else 0,
         )
-        return self._storage.pending(attempt, terms)
+        # A disk that was full at the commit is not tried at the next save, and then again.
+        full = self._last.full if self._last is not None and self._last.has_failed else ""
+        self._last = TieredSave(
+            self._storage.pending(attempt, terms),
+            self._place,
+            self._barrier.rank,
+            step,
+            attempt,
+            replace(terms, keep_persisted=self._keep_persisted),
+            self.attach_again,
+            full,
+        )
+        return self._last
 
     def load(self, shared: AgreedLoad, *, verify: bool) -> LocalLoad:
         """Return what resumes this rank.
@@ -152,6 +199,8 @@ class LocalTier:
             self._folder,
             self.attach,
             shared,
+            self._place.storage,
+            self._persist_to,
             self._timeout,
             verify=verify,
         )
@@ -164,6 +213,10 @@ class LocalTier:
         """
         kept = [one for one in self._keeper.checkpoints(STATUS_TIMEOUT) if one.step == step]
         return max(kept, key=lambda one: one.attempt).level if kept else None
+
+    def end(self) -> None:
+        """No save follows. A coordinator that is away is given up."""
+        self._ending = True
 
     def close(self) -> None:
         """Close the connections to the keeper, which goes on."""

@@ -26,7 +26,7 @@ from muster.worker.groups.pending import EarlyWarning
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.planning.plans import Plans, packed, unpacked
 from muster.worker.saves.queue.groups import Group
-from muster.worker.saves.storage.checkpoint_storage import PendingCheckpoint
+from muster.worker.saves.storage.checkpoint_storage import PendingSave
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class PlanNegotiation:
     def __init__(
         self,
         name: str,
-        pending: PendingCheckpoint,
+        pending: PendingSave,
         number: int,
         proposed: SavePlan | None,
         share: SavePlan | None,
@@ -176,7 +176,7 @@ class Planning:
             self._negotiator.end()
 
     def begin(
-        self, name: str, pending: PendingCheckpoint, proposed: SavePlan, planner: SavePlanner | None = None
+        self, name: str, pending: PendingSave, proposed: SavePlan, planner: SavePlanner | None = None
     ) -> PlanNegotiation:
         """Begin a save: this rank has something to write. Every save is begun or refused.
 
@@ -199,7 +199,7 @@ class Planning:
         self._negotiator.put(negotiation)
         return negotiation
 
-    def refuse(self, name: str, pending: PendingCheckpoint, failure: str) -> None:
+    def refuse(self, name: str, pending: PendingSave, failure: str) -> None:
         """Take no part in a save, unless it is begun: all ranks that wait hear why.
 
         Args:
@@ -257,7 +257,7 @@ class _Negotiator:
         """Replaced by the thread alone. None: this rank has to be planned for."""
         self._all = Plans()
         """On rank 0, and used by the thread alone."""
-        self._last: PendingCheckpoint | None = None
+        self._last: PendingSave | None = None
         """The pending checkpoint of the save that was negotiated last; used by the thread alone."""
 
     def put(self, negotiation: PlanNegotiation) -> None:

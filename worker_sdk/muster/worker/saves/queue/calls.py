@@ -61,6 +61,8 @@ class Call:
     """Seconds that the training thread has waited before the save was scheduled."""
     report: WriteReport = EMPTY_REPORT
     """The step and the bytes of this rank's part, for people."""
+    word: Callable[[], bytes] = bytes
+    """Returns what this rank says beside its vote that it has written; empty: nothing."""
     ticket: weakref.ref[Any] | None = None
     """Tells the loop that the caller's frame is gone."""
     idx: int = -1

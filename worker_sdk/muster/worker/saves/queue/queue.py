@@ -198,6 +198,7 @@ class AsyncCallsQueue:
         name: str = "",
         prepared: float = 0.0,
         report: WriteReport = EMPTY_REPORT,
+        word: Callable[[], bytes] = bytes,
     ) -> int:
         """Start a save; the training thread waits for the copy to the host and the fork only.
 
@@ -212,6 +213,7 @@ class AsyncCallsQueue:
             name: for errors and the log; default: ``save`` and its number.
             prepared: seconds that the training thread has waited for this save already: for a plan, a copy.
             report: step and bytes of this rank's part, for people; its seconds are measured here.
+            word: returns what the others hear of this rank's write in the decision; empty: nothing.
 
         Returns:
             The save's number.
@@ -227,7 +229,7 @@ class AsyncCallsQueue:
         request = request.freeze()
         self._check_owner()
         kept = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
-        call = Call(self, kept, name, on_written, commit, on_decided, prepared, report)
+        call = Call(self, kept, name, on_written, commit, on_decided, prepared, report, word)
         ticket = self._ticket(call, "it was interrupted")
         try:
             request = request._replace(call_idx=self._reserve(call))

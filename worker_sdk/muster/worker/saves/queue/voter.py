@@ -27,6 +27,7 @@ from muster.worker.saves.queue.ledger import (
     WriteEnded,
 )
 from muster.worker.saves.queue.save_traces import SaveTraces
+from muster.worker.saves.queue.vote_payload import encoded, numbers
 
 logger = logging.getLogger("muster.worker.saves.queue.queue")  # As users know it.
 
@@ -134,14 +135,14 @@ class Voter:
             call.voted_at = time.monotonic()
         if call.written is None:
             # The only place where a rank votes on its write; call.seconds says how long that took.
-            payload = b"" if order.since_abort is None else str(order.since_abort).encode()
+            payload = encoded(order.since_abort, b"" if order.failure is not None else call.word())
             report = replace(call.report, seconds=call.seconds, commits=call.commit is None)
             early = self._early_warning(call)
             decision = self._barrier.vote(order.failure, self._timeout, payload, early, report)
             if not decision.released:
                 return decision
             call.written, call.written_at = decision, time.monotonic()
-            different = different_saves(decision.payloads)
+            different = different_saves(numbers(decision.payloads))
             self._agreed = self._agreed or different is None
             if call.commit is None:
                 return (
@@ -160,7 +161,7 @@ class Voter:
         return EarlyWarning(EARLY_WARNING + call.seconds, early_hint(call.name, self._barrier.rank))
 
     def _clean(self, call: Call) -> None:
-        on_decided, call.on_decided, call.commit = call.on_decided, None, None
+        on_decided, call.on_decided, call.commit, call.word = call.on_decided, None, None, bytes
         try:
             if on_decided is not None:
                 on_decided()

@@ -124,6 +124,10 @@ class BucketStorage:
         assert attempt is not None
         bucket.mark_damaged(attempt, damage)
 
+    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+        """Make sure that an attempt is committed, or never will be; return whether it is."""
+        return self._bucket.settle(self._bucket.attempt(step, life))
+
     def sweep(
         self,
         keep_last: int | None,
@@ -199,6 +203,10 @@ class PendingBucket:
     def writer(self) -> ObjectWriter:
         """Return torch's writer."""
         return ObjectWriter(self.checkpoint, self._objects.options)
+
+    def copy(self, name: str, path: Path) -> None:
+        """Write a file that this rank has written elsewhere."""
+        self._objects.put_file(f"{self._attempt.name}/{name}", path)
 
     def leave(self, note: str, data: bytes) -> None:
         """Tell other ranks something."""

@@ -13,7 +13,7 @@ from torch.futures import Future
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.damage import Damage
 from muster.checkpoint.digest import Segment
-from muster.checkpoint.manifest import Manifest
+from muster.checkpoint.manifest import Manifest, ManifestReference
 from muster.checkpoint.source import Source
 
 
@@ -31,12 +31,8 @@ class PendingWriter(Protocol):
         """By name, the segments of each file that this writer has written."""
 
 
-class PendingCheckpoint(Protocol):
-    """A save that is being written. Each rank, and each child of it, has one of the same name."""
-
-    @property
-    def checkpoint(self) -> Path | str:
-        """Where it will be when it is committed."""
+class PendingSave(Protocol):
+    """A save that ranks begin and plan. Each rank, and each child of it, has one of the same name."""
 
     def begin(self) -> None:
         """Make room for it. Nothing here may wait for a network.
@@ -63,9 +59,6 @@ class PendingCheckpoint(Protocol):
             OSError: it cannot be said.
         """
 
-    def writer(self) -> PendingWriter:
-        """Return torch's writer, for the process that asks."""
-
     def leave(self, note: str, data: bytes) -> None:
         """Tell other ranks something, when what was written before is there to stay.
 
@@ -83,6 +76,28 @@ class PendingCheckpoint(Protocol):
         Raises:
             FileNotFoundError: one is not there.
             OSError: they cannot be read.
+        """
+
+
+class PendingCheckpoint(PendingSave, Protocol):
+    """A save that is being written to one place."""
+
+    @property
+    def checkpoint(self) -> Path | str:
+        """Where it will be when it is committed."""
+
+    def writer(self) -> PendingWriter:
+        """Return torch's writer, for the process that asks."""
+
+    def copy(self, name: str, path: Path) -> None:
+        """Write a file that this rank has written elsewhere.
+
+        Args:
+            name: its name in the checkpoint.
+            path: where it is.
+
+        Raises:
+            OSError: it cannot be read, or written.
         """
 
     def commit(self, made: Committed, manifest: Manifest) -> None:
@@ -167,6 +182,18 @@ class CheckpointStorage(Protocol):
 
         Raises:
             OSError: it cannot be recorded.
+        """
+
+    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+        """Make sure that an attempt is committed, or never will be; return whether it is.
+
+        Args:
+            step: the step.
+            life: the attempt.
+            manifest: that of the attempt.
+
+        Raises:
+            OSError: it cannot be made sure of.
         """
 
     def sweep(

@@ -20,7 +20,7 @@ from muster.checkpoint.committed import (
 from muster.checkpoint.containment import followed, path_in
 from muster.checkpoint.damage import DAMAGED, Damage, DamageError
 from muster.checkpoint.digest import Segment
-from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
+from muster.checkpoint.directory import CheckpointDirectory, sync, sync_file, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.checkpoint.source import FolderSource
 from muster.worker.saves.storage.checkpoint_storage import Newest
@@ -102,6 +102,10 @@ class FolderStorage:
     def mark_damaged(self, made: Committed, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged."""
         self._directory.mark_damaged(Path(made.path), damage)
+
+    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+        """Make sure that an attempt is committed, or never will be; return whether it is."""
+        return self._directory.settle(step, life, manifest)
 
     def sweep(
         self,
@@ -186,6 +190,11 @@ class PendingFolder:
     def writer(self) -> StepWriter:
         """Return torch's writer."""
         return StepWriter(self._unfinished, self._checkpoint)
+
+    def copy(self, name: str, path: Path) -> None:
+        """Write a file that this rank has written elsewhere, and sync it."""
+        shutil.copyfile(path, self._unfinished / name)
+        sync_file(self._unfinished / name)
 
     def leave(self, note: str, data: bytes) -> None:
         """Tell other ranks something."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.damage import Damage
+from muster.checkpoint.manifest import ManifestReference
 from muster.checkpoint.source import Source
 from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage, Newest, PendingCheckpoint
 
@@ -60,6 +61,10 @@ class LazyStorage:
     def mark_damaged(self, made: Committed, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged."""
         self._storage.mark_damaged(made, damage)
+
+    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+        """Make sure that an attempt is committed, or never will be; return whether it is."""
+        return self._storage.settle(step, life, manifest)
 
     def sweep(
         self,

@@ -28,13 +28,26 @@ def open_storage(folder: str | Path, options: Mapping[str, Any] | None, run_id: 
         ImportError: the package that opens it is not installed.
         OSError: nothing can be written there.
     """
+    check_options(folder, options)
     path = _path(folder)
     if path is not None:
-        return _folder(path, options, run_id)
+        return FolderStorage(Path(path), run_id)
     # What opens buckets is loaded only for them.
     from muster.worker.saves.storage.bucket_storage import BucketStorage
 
     return BucketStorage(str(folder), options or {}, run_id)
+
+
+def check_options(folder: str | Path, options: Mapping[str, Any] | None) -> None:
+    """Refuse options of a folder.
+
+    Raises:
+        ValueError: a folder is given options, or the address is not valid.
+    """
+    if options and _path(folder) is not None:
+        raise ValueError(
+            f"{folder} is a folder, for which there are no storage_options. Name a scheme, as in s3://."
+        )
 
 
 def absolute(folder: str | Path) -> str:
@@ -70,11 +83,3 @@ def _path(folder: str | Path) -> str | None:
     if scheme is None:
         return str(folder)
     return scheme[3] if scheme[1] in _FOLDERS else None
-
-
-def _folder(name: str | Path, options: Mapping[str, Any] | None, run_id: str) -> FolderStorage:
-    if options:
-        raise ValueError(
-            f"{name} is a folder, for which there are no storage_options. Name a scheme, as in s3://."
-        )
-    return FolderStorage(Path(name), run_id)

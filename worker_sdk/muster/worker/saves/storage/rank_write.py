@@ -18,6 +18,11 @@ METADATA = ".metadata"
 """Torch's file, without which nothing can be loaded."""
 
 
+def written_note(rank: int) -> str:
+    """Return the name of the note by which a rank tells what it wrote."""
+    return f"written-{rank}"
+
+
 @dataclass(frozen=True, slots=True)
 class RankWrite:
     """The part of a checkpoint that one rank wrote.

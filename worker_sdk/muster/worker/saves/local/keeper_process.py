@@ -5,13 +5,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from muster.client.errors import EnvironmentValueError
 from muster.worker.errors import MusterError
 from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 
 logger = logging.getLogger(__name__)
 
+MODE = "MUSTER_KEEPER"
+OWN, NODE = "own", "node"
+"""Where the keeper of a job comes from: from its ranks, or from ``muster keep --runs`` on the node."""
 START_TIMEOUT = 60.0
 """Seconds in which a keeper must be ready. It takes one or two; its imports take longer on a busy machine."""
 INTERVAL = 0.05
@@ -32,7 +36,7 @@ class KeeperProcess:
 
     Args:
         folder: the keeper's.
-        command: starts it.
+        command: starts it; empty: ``muster keep --runs`` does so on this node.
         is_answered: whether a life answers, for which it may take seconds.
     """
 
@@ -56,9 +60,12 @@ class KeeperProcess:
         timeout = min(timeout, START_TIMEOUT)
         deadline = time.monotonic() + timeout
         while (life := self._answering()) is None:
-            with self._folder.starting() as alone:
-                if alone and not self._folder.is_kept():
-                    self._start(deadline)
+            if self._command:
+                with self._folder.starting() as alone:
+                    if alone and not self._folder.is_kept():
+                        self._start(deadline)
+            else:
+                self._folder.make()  # It asks for a keeper, whose end may have removed the folder.
             if time.monotonic() >= deadline:
                 raise self._error(f"did not answer within {timeout:g} s")
             time.sleep(INTERVAL)
@@ -90,6 +97,12 @@ class KeeperProcess:
         return child
 
     def _error(self, what: str) -> KeeperError:
+        if not self._command:
+            return KeeperError(
+                f"the keeper of {self._folder.path} {what}, and {MODE}={NODE} says that this node has one. "
+                "See whether `muster keep --runs` runs here for this run, as the same user, with the same "
+                "folder, and at an address that this process reaches."
+            )
         return KeeperError(
             f"the keeper of {self._folder.path} {what}. Its log, {self._folder.log}, ends: "
             f"{self._folder.log_tail()}"
@@ -97,14 +110,19 @@ class KeeperProcess:
 
 
 def keeper_command(folder: LocalFolder, run_id: str, endpoint: str, follow: int | None = None) -> list[str]:
-    """Return the command that starts a keeper.
+    """Return the command that starts a keeper; empty: ``muster keep --runs`` does so on this node.
 
     Args:
         folder: the keeper's.
         run_id: the training job.
         endpoint: the coordinator's addresses.
         follow: the process after which it ends; default: the parent of this one, torchrun's agent.
+
+    Raises:
+        EnvironmentValueError: the environment does not say which of the two it is.
     """
+    if _is_of_the_node(os.environ):
+        return []
     return [
         *(sys.executable, "-m", "muster.keeper"),
         *("--folder", str(folder.parent)),
@@ -112,3 +130,10 @@ def keeper_command(folder: LocalFolder, run_id: str, endpoint: str, follow: int 
         *("--endpoint", endpoint),
         *("--follow", str(os.getppid() if follow is None else follow)),
     ]
+
+
+def _is_of_the_node(environ: Mapping[str, str]) -> bool:
+    mode = environ.get(MODE) or OWN
+    if mode not in (OWN, NODE):
+        raise EnvironmentValueError(f'{MODE} = {mode!r}: it is "{OWN}" or "{NODE}".')
+    return mode == NODE

@@ -40,9 +40,9 @@ def requested_runs(local: Path, patterns: Sequence[str]) -> list[str]:
     for path in sorted(local.glob(f"{PREFIX}*/{REQUEST}")):
         run_id = _run_in(path)
         # Any process that can write the folder may write a request. A keeper goes only into its run's folder.
-        if run_id and run_folder(local, run_id) == path.parent:
-            if any(fnmatchcase(run_id, pattern) for pattern in patterns):
-                found.append(run_id)
+        is_its_own = run_id and run_folder(local, run_id) == path.parent
+        if is_its_own and any(fnmatchcase(run_id, pattern) for pattern in patterns):
+            found.append(run_id)
     return found
 
 

@@ -303,6 +303,7 @@ class FileStore:
     async def _in_turn(self, turns: asyncio.Semaphore, work: Callable[[], None]) -> None:
         async with turns:
             await self.in_thread(work)
+        self.changes.ring()  # A long fetch has progressed.
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what waits for disks and networks in a thread."""

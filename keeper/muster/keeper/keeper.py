@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,7 @@ from muster.keeper.vocabulary import (
     LocalCheckpoint,
     Orders,
     Peers,
+    Transfer,
     attempt_name,
 )
 
@@ -80,9 +81,16 @@ class Keeper:
         keeper_id: the folder's.
         files: what is here, in a folder that this process has locked.
         persister: copies to shared storage.
+        transfers: returns what came lately from other keepers, by their URLs.
     """
 
-    def __init__(self, keeper_id: str, files: FileStore, persister: Persister) -> None:
+    def __init__(
+        self,
+        keeper_id: str,
+        files: FileStore,
+        persister: Persister,
+        transfers: Callable[[], Mapping[str, Transfer]] = dict,
+    ) -> None:
         self.id = keeper_id
         self.files = files
         self.peers = Peers()
@@ -90,6 +98,7 @@ class Keeper:
         self.changes = files.changes
         """Rings when there may be something to report, and when anything is learned."""
         self._persister = persister
+        self._transfers = transfers
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._rests: dict[Action, _Rest] = {}
         self._complete = False
@@ -138,7 +147,9 @@ class Keeper:
             kept = self.files.shelf.kept(attempt)
             if (one := holding(attempt, kept, self.files.order(attempt))) is not None:
                 holdings[attempt] = one
-        return Report(self.attachment, holdings, self._used, self.files.quota, self._complete)
+        return Report(
+            self.attachment, holdings, self._used, self.files.quota, self._complete, self._transfers()
+        )
 
     # ------------------------------------------------------------------ at the start
 

@@ -18,6 +18,7 @@ from muster.keeper.coordinator import CoordinatorLink, KeeperAddress
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import FolderInUseError, KeeperFolder
 from muster.keeper.keeper import Keeper
+from muster.keeper.measuring import MeasuredTransport
 from muster.keeper.persisting.persister import SharedStoragePersister
 from muster.keeper.server import Site
 from muster.keeper.settings import KeeperSettings, own_host, url_of
@@ -111,10 +112,11 @@ def _assemble(
     stack.callback(transport.close)
     quota = settings.quota or folder.default_quota()
     keeper_id = folder.id()
-    files = FileStore(folder, keeper_id, transport, threads, quota)
+    measured = MeasuredTransport(transport)
+    files = FileStore(folder, keeper_id, measured, threads, quota)
     persister = SharedStoragePersister(settings.run_id, settings.upload_rate, settings.storage_options)
     stack.callback(persister.close)
-    keeper = Keeper(keeper_id, files, persister)
+    keeper = Keeper(keeper_id, files, persister, measured.transfers)
     keepers.append(keeper)
     return keeper, Site(keeper, transport, threads, secrets.token_hex(32))
 

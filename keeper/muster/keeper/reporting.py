@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.keeper.vocabulary import Attachment, Holding
+from muster.keeper.vocabulary import Attachment, Holding, Transfer
+
+LONG = 30.0
+"""Seconds of a transfer that are worth a report of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,15 @@ class Report:
     """Bytes; 0 in what has changed: neither has."""
     is_complete: bool = False
     """Whether all that is in the folder has been verified; in what has changed: since the last report."""
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
+    """By the URLs of other keepers; in what has changed: all, or none if they are as before."""
+    goes_on: bool = False
+    """In what has changed: whether a transfer has gone on for long. People hear of it before its end."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing."""
-        return self.attachment is None and not self.holdings and not self.quota and not self.is_complete
+        """Whether it says nothing that must be reported. Transfers go with the next report."""
+        return not (self.attachment or self.holdings or self.quota or self.is_complete or self.goes_on)
 
     def without(self, heard: "Report") -> "Report":
         """Return what has changed since a report.
@@ -44,6 +51,11 @@ class Report:
             gone | changed,
             *disk,
             is_complete=self.is_complete and not heard.is_complete,
+            transfers={} if self.transfers == heard.transfers else self.transfers,
+            goes_on=any(
+                now.seconds - (heard.transfers[url].seconds if url in heard.transfers else 0.0) >= LONG
+                for url, now in self.transfers.items()
+            ),
         )
 
     def with_changes(self, changes: "Report") -> "Report":
@@ -52,6 +64,7 @@ class Report:
             self,
             holdings={**self.holdings, **changes.holdings},
             is_complete=self.is_complete or changes.is_complete,
+            transfers=changes.transfers or self.transfers,
         )
         if changes.attachment is not None:
             merged = replace(merged, attachment=changes.attachment)

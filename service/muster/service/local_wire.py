@@ -22,6 +22,7 @@ from muster.service.core.vocabulary.local import (
     Recovered,
     RecoveryRecord,
     ReportKeeper,
+    Transfer,
 )
 from muster.service.core.vocabulary.model import SessionId
 from muster.service.wire import timestamp_from_pb, timestamp_to_pb
@@ -120,6 +121,7 @@ def keep_from_pb(session: SessionId, message: pb.KeepRequest, new_token: str) ->
         message.is_complete,
         new_token,
         _attachment(message.attachment) if message.HasField("attachment") else None,
+        _transfers(message.transfers),
     )
 
 
@@ -133,6 +135,7 @@ def report_from_pb(session: SessionId, message: pb.ReportRequest) -> ReportKeepe
         message.is_complete,
         _attachment(message.attachment) if message.HasField("attachment") else None,
         Disk(message.disk.used, message.disk.quota) if message.HasField("disk") else None,
+        _transfers(message.transfers),
     )
 
 
@@ -154,6 +157,10 @@ def commit_from_pb(session: SessionId, message: pb.LocalCheckpointServiceCommitR
 def recover_from_pb(session: SessionId, message: pb.RecoverRequest) -> Recover:
     """Convert the question what to resume from."""
     return Recover(session, message.run_id, message.generation, message.number, message.world_size)
+
+
+def _transfers(messages: Iterable[pb.Transfer]) -> tuple[Transfer, ...]:
+    return tuple(Transfer(one.url, one.bytes, one.seconds) for one in messages)
 
 
 def _holdings(messages: Iterable[pb.Holding]) -> tuple[Holding, ...]:
@@ -241,6 +248,10 @@ def list_response(view: LocalTierView) -> pb.LocalCheckpointServiceListResponse:
                 copies_to=one.copies_to,
                 disk=pb.Disk(used=one.disk.used, quota=one.disk.quota),
                 holdings=[holding_to_pb(holding) for holding in one.holdings],
+                transfers=[
+                    pb.Transfer(url=transfer.url, bytes=transfer.bytes, seconds=transfer.seconds)
+                    for transfer in one.transfers
+                ],
             )
             for one in view.keepers
         ],

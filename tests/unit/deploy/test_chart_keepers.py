@@ -40,9 +40,9 @@ def environment_of(release: Release) -> dict[str, Any]:
 
 
 def flags_of(release: Release) -> list[str]:
-    command, *flags = container_of(release)["args"]
-    assert command == "keep"
-    return flags
+    arguments: list[str] = container_of(release)["args"]
+    assert arguments[0] == "keep"
+    return arguments[1:]
 
 
 def test_there_are_none_unless_one_asks(helm: Helm):

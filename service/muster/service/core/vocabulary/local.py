@@ -92,6 +92,15 @@ class Disk(NamedTuple):
     quota: int = 0
 
 
+class Transfer(NamedTuple):
+    """What a keeper has fetched lately from another one."""
+
+    url: str
+    """The URL of the other one."""
+    bytes: int
+    seconds: float
+
+
 # ---------------------------------------------------------------------- events
 
 
@@ -109,6 +118,7 @@ class ConnectKeeper:
     new_token: str
     """A fresh secret, for the run's keepers among themselves if they have none."""
     attachment: Attachment | None = None
+    transfers: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,8 @@ class ReportKeeper:
     is_complete: bool
     attachment: Attachment | None = None
     disk: Disk | None = None
+    transfers: tuple[Transfer, ...] = ()
+    """None: as before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,10 @@ class LocalFolder:
         draft.write_text(self.run_id)
         draft.rename(self.path / REQUEST)
 
+    def is_requested(self) -> bool:
+        """Return whether the keepers of this node are asked for one."""
+        return (self.path / REQUEST).exists()
+
     def attempt(self, attempt: SaveAttempt) -> Path:
         """Return where the files of an attempt are."""
         return self.path / attempt_name(attempt)

@@ -64,8 +64,8 @@ class KeeperProcess:
                 with self._folder.starting() as alone:
                     if alone and not self._folder.is_kept():
                         self._start(deadline)
-            else:
-                self._folder.make()  # It asks for a keeper, whose end may have removed the folder.
+            elif not self._folder.is_requested():
+                self._folder.make()  # The end of a keeper has removed the folder meanwhile.
             if time.monotonic() >= deadline:
                 raise self._error(f"did not answer within {timeout:g} s")
             time.sleep(INTERVAL)

@@ -94,7 +94,10 @@ def report_request(run_id: str, keeper_id: str, changes: Report, is_complete: bo
 
 
 def _transfers(transfers: Mapping[str, Transfer]) -> list[pb.Transfer]:
-    return [pb.Transfer(url=url, bytes=one.bytes, seconds=one.seconds) for url, one in transfers.items()]
+    return [
+        pb.Transfer(url=url, bytes=one.bytes, elapsed_ms=round(one.seconds * 1000))
+        for url, one in transfers.items()
+    ]
 
 
 def _attachment(attachment: Attachment | None) -> pb.Attachment | None:

@@ -11,7 +11,7 @@ from muster.keeper.vocabulary import Transfer
 
 KEPT = 8
 """Bursts of each keeper that count: about as many as files."""
-MIN_BYTES = 2**20
+MIN_BYTES = 8 * 2**20
 """A burst with fewer bytes says more about the latency than about the speed."""
 MIN_SECONDS = 10.0
 """A burst counts whatever its size if it took so long."""

@@ -260,21 +260,21 @@ class Transfer(google.protobuf.message.Message):
 
     URL_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
-    SECONDS_FIELD_NUMBER: builtins.int
+    ELAPSED_MS_FIELD_NUMBER: builtins.int
     url: builtins.str
     """The URL of the other keeper."""
     bytes: builtins.int
     """The bytes that came."""
-    seconds: builtins.float
-    """The time during which they came, in seconds."""
+    elapsed_ms: builtins.int
+    """The time during which they came, in milliseconds."""
     def __init__(
         self,
         *,
         url: builtins.str = ...,
         bytes: builtins.int = ...,
-        seconds: builtins.float = ...,
+        elapsed_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "seconds", b"seconds", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "elapsed_ms", b"elapsed_ms", "url", b"url"]) -> None: ...
 
 global___Transfer = Transfer
 

@@ -160,7 +160,7 @@ def recover_from_pb(session: SessionId, message: pb.RecoverRequest) -> Recover:
 
 
 def _transfers(messages: Iterable[pb.Transfer]) -> tuple[Transfer, ...]:
-    return tuple(Transfer(one.url, one.bytes, one.seconds) for one in messages)
+    return tuple(Transfer(one.url, one.bytes, one.elapsed_ms / 1000) for one in messages)
 
 
 def _holdings(messages: Iterable[pb.Holding]) -> tuple[Holding, ...]:
@@ -249,7 +249,9 @@ def list_response(view: LocalTierView) -> pb.LocalCheckpointServiceListResponse:
                 disk=pb.Disk(used=one.disk.used, quota=one.disk.quota),
                 holdings=[holding_to_pb(holding) for holding in one.holdings],
                 transfers=[
-                    pb.Transfer(url=transfer.url, bytes=transfer.bytes, seconds=transfer.seconds)
+                    pb.Transfer(
+                        url=transfer.url, bytes=transfer.bytes, elapsed_ms=round(transfer.seconds * 1000)
+                    )
                     for transfer in one.transfers
                 ],
             )

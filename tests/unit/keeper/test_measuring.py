@@ -10,7 +10,7 @@ from muster.keeper.measuring import KEPT, MeasuredTransport
 from muster.keeper.transport import TransportError
 from muster.keeper.vocabulary import Transfer
 
-MIB = 2**20
+UNIT = measuring.MIN_BYTES
 
 
 class Clock:
@@ -47,10 +47,10 @@ def transport(clock: Clock) -> MeasuredTransport:
 
 
 @contextmanager
-def receiving(transport: MeasuredTransport, url: str, mebibytes: float) -> Iterator[None]:
+def receiving(transport: MeasuredTransport, url: str, units: float) -> Iterator[None]:
     """Hold a stream open after bytes have come on it."""
     stream = transport.open(url, "/file")
-    stream.read_into(memoryview(bytearray(int(mebibytes * MIB))))
+    stream.read_into(memoryview(bytearray(int(units * UNIT))))
     yield
     stream.close()
     stream.close()
@@ -62,22 +62,22 @@ def test_time_of_streams_at_once_counts_once(transport: MeasuredTransport, clock
             stack.enter_context(receiving(transport, "a", 2))
         clock.now += 2
     clock.now += 1000
-    assert transport.transfers() == {"a": Transfer(8 * MIB, 2.0)}
+    assert transport.transfers() == {"a": Transfer(8 * UNIT, 2.0)}
     with receiving(transport, "a", 8):
         clock.now += 1
-    assert transport.transfers() == {"a": Transfer(16 * MIB, 3.0)}
+    assert transport.transfers() == {"a": Transfer(16 * UNIT, 3.0)}
 
 
 def test_fetch_that_goes_on_counts(transport: MeasuredTransport, clock: Clock):
     with receiving(transport, "a", 3):
         clock.now += 60
-        assert transport.transfers() == {"a": Transfer(3 * MIB, 60.0)}
+        assert transport.transfers() == {"a": Transfer(3 * UNIT, 60.0)}
 
 
 def test_keepers_are_told_apart(transport: MeasuredTransport, clock: Clock):
     with receiving(transport, "a", 1), receiving(transport, "b", 2):
         clock.now += 1
-    assert transport.transfers() == {"a": Transfer(MIB, 1.0), "b": Transfer(2 * MIB, 1.0)}
+    assert transport.transfers() == {"a": Transfer(UNIT, 1.0), "b": Transfer(2 * UNIT, 1.0)}
 
 
 def test_few_bytes_say_nothing_unless_they_took_long(transport: MeasuredTransport, clock: Clock):
@@ -86,14 +86,14 @@ def test_few_bytes_say_nothing_unless_they_took_long(transport: MeasuredTranspor
     assert transport.transfers() == {}
     with receiving(transport, "a", 0.5):
         clock.now += 20
-    assert transport.transfers() == {"a": Transfer(MIB // 2, 20.0)}
+    assert transport.transfers() == {"a": Transfer(UNIT // 2, 20.0)}
 
 
 def test_old_fetches_are_forgotten(transport: MeasuredTransport, clock: Clock):
     for seconds in range(1, KEPT + 3):
         with receiving(transport, "a", 1):
             clock.now += seconds
-    assert transport.transfers() == {"a": Transfer(KEPT * MIB, float(sum(range(3, KEPT + 3))))}
+    assert transport.transfers() == {"a": Transfer(KEPT * UNIT, float(sum(range(3, KEPT + 3))))}
 
 
 def test_keeper_that_does_not_answer_leaves_nothing(transport: MeasuredTransport, clock: Clock):

@@ -96,10 +96,10 @@ def pair_speeds(keepers: Sequence[local_pb2.KeeperView]) -> list[PairSpeed]:
     """Return how fast keepers have fetched from each other lately, the slowest first."""
     ids = {one.keeper.url: one.keeper.id for one in keepers}
     found = [
-        PairSpeed(ids[transfer.url], one.keeper.id, transfer.bytes / transfer.seconds)
+        PairSpeed(ids[transfer.url], one.keeper.id, transfer.bytes * 1000 / transfer.elapsed_ms)
         for one in keepers
         for transfer in one.transfers
-        if transfer.url in ids and transfer.seconds > 0
+        if transfer.url in ids and transfer.elapsed_ms
     ]
     return sorted(found, key=lambda one: one.speed)
 

@@ -131,9 +131,9 @@ def test_table_of_keepers_names_the_nodes_of_their_copies():
 
 def test_wide_table_of_keepers_has_the_speed_of_their_fetches():
     transfers = [
-        local_pb2.Transfer(url="http://10.0.0.0:40123", bytes=812 * 10**6, seconds=1.0),
-        local_pb2.Transfer(url="http://10.0.0.2:40123", bytes=5 * 10**6, seconds=2.0),
-        local_pb2.Transfer(url="http://10.0.0.9:40123", bytes=5 * 10**6, seconds=2.0),
+        local_pb2.Transfer(url="http://10.0.0.0:40123", bytes=812 * 10**6, elapsed_ms=1000),
+        local_pb2.Transfer(url="http://10.0.0.2:40123", bytes=5 * 10**6, elapsed_ms=2000),
+        local_pb2.Transfer(url="http://10.0.0.9:40123", bytes=5 * 10**6, elapsed_ms=2000),
     ]
     rows = keeper_rows(local_checkpoints([], [keeper(0), keeper(1, transfers=transfers), keeper(2)]))
     assert [row.fetched for row in rows] == ["-", "node-2 2.5 MB/s, node-0 812 MB/s", "-"]

@@ -93,7 +93,9 @@ def test_keepers_without_a_quota_have_space():
 
 def fetched(number: int, megabytes: int, seconds: float = 1.0) -> local_pb2.Transfer:
     """What came from the keeper of a node."""
-    return local_pb2.Transfer(url=f"http://10.0.0.{number}:40123", bytes=megabytes * 10**6, seconds=seconds)
+    return local_pb2.Transfer(
+        url=f"http://10.0.0.{number}:40123", bytes=megabytes * 10**6, elapsed_ms=round(seconds * 1000)
+    )
 
 
 def saves(*ages: float) -> list[local_pb2.LocalCheckpointView]:

@@ -134,7 +134,7 @@ def test_keeper_of_the_node_is_asked_for_and_waited_for(folder: LocalFolder):
 @pytest.mark.usefixtures("node_keepers")
 def test_node_without_the_keeper_that_was_promised_is_an_error_that_says_what_to_look_at(folder: LocalFolder):
     command = keeper_command(folder, RUN, "here:1")
-    with pytest.raises(KeeperError, match="See whether `muster keep --runs` runs here for this run"):
+    with pytest.raises(KeeperError, match="see whether `muster keep --runs` runs here for this run"):
         KeeperProcess(folder, command, is_answered).find(0.1)
 
 

@@ -5,17 +5,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from muster.client.errors import EnvironmentValueError
+from muster.worker import environment
 from muster.worker.errors import MusterError
 from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 
 logger = logging.getLogger(__name__)
 
-MODE = "MUSTER_KEEPER"
-OWN, NODE = "own", "node"
-"""Where the keeper of a job comes from: from its ranks, or from ``muster keep --runs`` on the node."""
 START_TIMEOUT = 60.0
 """Seconds in which a keeper must be ready. It takes one or two; its imports take longer on a busy machine."""
 INTERVAL = 0.05
@@ -99,9 +96,9 @@ class KeeperProcess:
     def _error(self, what: str) -> KeeperError:
         if not self._command:
             return KeeperError(
-                f"the keeper of {self._folder.path} {what}, and {MODE}={NODE} says that this node has one. "
-                "See whether `muster keep --runs` runs here for this run, as the same user, with the same "
-                "folder, and at an address that this process reaches."
+                f"the keeper of {self._folder.path} {what}. {environment.KEEPER}={environment.NODE_KEEPER} says "
+                "that this node has one: see whether `muster keep --runs` runs here for this run, as the same "
+                "user, with the same folder, and at an address that this process reaches."
             )
         return KeeperError(
             f"the keeper of {self._folder.path} {what}. Its log, {self._folder.log}, ends: "
@@ -121,7 +118,7 @@ def keeper_command(folder: LocalFolder, run_id: str, endpoint: str, follow: int 
     Raises:
         EnvironmentValueError: the environment does not say which of the two it is.
     """
-    if _is_of_the_node(os.environ):
+    if environment.keeper() == environment.NODE_KEEPER:
         return []
     return [
         *(sys.executable, "-m", "muster.keeper"),
@@ -130,10 +127,3 @@ def keeper_command(folder: LocalFolder, run_id: str, endpoint: str, follow: int 
         *("--endpoint", endpoint),
         *("--follow", str(os.getppid() if follow is None else follow)),
     ]
-
-
-def _is_of_the_node(environ: Mapping[str, str]) -> bool:
-    mode = environ.get(MODE) or OWN
-    if mode not in (OWN, NODE):
-        raise EnvironmentValueError(f'{MODE} = {mode!r}: it is "{OWN}" or "{NODE}".')
-    return mode == NODE

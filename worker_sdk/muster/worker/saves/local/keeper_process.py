@@ -97,8 +97,8 @@ class KeeperProcess:
         if not self._command:
             return KeeperError(
                 f"the keeper of {self._folder.path} {what}. {environment.KEEPER}={environment.NODE_KEEPER} "
-                "says that this node has one: see whether `muster keep --runs` runs here for this run, as the "
-                "same user, with the same folder, and at an address that this process reaches."
+                "says that this node has one: see whether `muster keep --runs` runs here for this run, as "
+                "the same user, with the same folder, and at an address that this process reaches."
             )
         return KeeperError(
             f"the keeper of {self._folder.path} {what}. Its log, {self._folder.log}, ends: "

@@ -48,15 +48,25 @@ class Slurm:
         nodes: how many; their names are ``n1``, ``n2`` and so on.
         cpus: CPUs of each.
         grace: seconds that a preempted job has.
+        switches: by the name of each leaf switch, its nodes. All are below one core switch.
     """
 
-    def __init__(self, folder: Path, nodes: int, *, cpus: int = 4, grace: int = 60) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        *,
+        cpus: int = 4,
+        grace: int = 60,
+        switches: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         assert len(str(folder / "munge.sock")) < MAX_SOCKET_PATH, f"{folder} is too long for a socket in it"
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._cpus = cpus
         self._grace = grace
+        self._switches = switches or {}
         self._processes: list[subprocess.Popen[Any]] = []
         libraries = [FETCHED / LIBRARIES, FETCHED / LIBRARIES / "slurm-wlm"]
         path = [str(Path(sys.executable).parent), str(FETCHED / "usr" / "bin"), *os.get_exec_path()]
@@ -182,6 +192,12 @@ class Slurm:
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         (self.folder / "slurm.conf").write_text(self._config())
+        if self._switches:
+            leaves = [
+                f"SwitchName={name} Nodes={','.join(nodes)}\n" for name, nodes in self._switches.items()
+            ]
+            core = f"SwitchName=core Switches={','.join(self._switches)}\n"
+            (self.folder / "topology.conf").write_text("".join([*leaves, core]))
 
     def _config(self) -> str:
         host = socket.gethostname()
@@ -202,6 +218,7 @@ class Slurm:
             "ProctrackType=proctrack/linuxproc",  # cgroups would need root
             "TaskPlugin=task/none",
             "MpiDefault=none",
+            *(["TopologyPlugin=topology/tree"] if self._switches else []),
             "SelectType=select/cons_tres",
             "SelectTypeParameters=CR_Core",
             "SlurmdParameters=config_overrides",  # the nodes' CPUs are invented

@@ -10,12 +10,13 @@ from pathlib import Path
 from muster.client.addresses import checked
 from muster.client.credentials import Credentials, check_credentials
 from muster.client.errors import EnvironmentValueError
+from muster.client.failure_domain import failure_domain
 from muster.client.node_name import node_name
 from muster.keeper.settings import (
-    FAILURE_DOMAIN,
     LOCAL_QUOTA,
     NODE_ADDRESS,
     STORAGE_OPTIONS,
+    UNUSED,
     UPLOAD_RATE,
     KeeperSettings,
     host_and_port,
@@ -38,9 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     # The parser answers --help and wrong usage without the server's libraries.
-    from muster.keeper.process import run_until_stopped
+    from muster.keeper.process import UnusedError, run_until_stopped
 
-    failure = run_until_stopped(settings)
+    try:
+        failure = run_until_stopped(settings)
+    except UnusedError:
+        return UNUSED
     if failure is not None:
         print(f"Error: {failure}", file=sys.stderr)
         return FAILED
@@ -61,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         "--listen", default="0.0.0.0:0", metavar="HOST:PORT", help="where to serve other keepers"
     )
     parser.add_argument(
+        "--listen-ranks",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where to serve the ranks of this node, which must reach this host",
+    )
+    parser.add_argument(
         "--advertise",
         default=os.environ.get(NODE_ADDRESS, ""),
         metavar="HOST",
@@ -69,9 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--failure-domain",
-        default=os.environ.get(FAILURE_DOMAIN, ""),
+        default=failure_domain(),
         metavar="NAME",
-        help=f"what fails together with this node, such as a rack; default: {FAILURE_DOMAIN}",
+        help="what fails together with this node, such as a rack; default: MUSTER_FAILURE_DOMAIN, else "
+        "Slurm's switch",
     )
     parser.add_argument(
         "--quota",
@@ -87,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--follow", default=0, type=int, metavar="PID", help="end when this process has ended"
+    )
+    parser.add_argument(
+        "--idle",
+        default=0.0,
+        type=float,
+        metavar="SECONDS",
+        help=f"end with exit status {UNUSED} when no rank has used it for so long; 0: never",
     )
     return parser
 
@@ -108,6 +126,7 @@ def _settings(given: argparse.Namespace) -> KeeperSettings:
         run_id=given.run_id,
         endpoint=endpoint,
         listen=host_and_port(given.listen),
+        listen_ranks=host_and_port(given.listen_ranks),
         advertise=given.advertise,
         failure_domain=given.failure_domain,
         node_name=node_name(),
@@ -115,6 +134,7 @@ def _settings(given: argparse.Namespace) -> KeeperSettings:
         upload_rate=_bytes("--upload-rate", given.upload_rate),
         storage_options=storage_options(os.environ.get(STORAGE_OPTIONS, "")),
         follow=given.follow,
+        idle=given.idle,
         credentials=Credentials.of(),
     )
 

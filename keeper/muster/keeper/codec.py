@@ -1,6 +1,6 @@
 """Translates between the messages of ``LocalCheckpointService`` and a keeper's data types."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.manifest import ManifestReference
@@ -14,6 +14,7 @@ from muster.keeper.vocabulary import (
     Order,
     Orders,
     Peers,
+    Transfer,
 )
 from muster.v1 import local_pb2 as pb
 
@@ -83,6 +84,7 @@ def keep_request(run_id: str, keeper: pb.Keeper, report: Report, protocol_versio
         disk=pb.Disk(used=report.used, quota=report.quota),
         protocol_version=protocol_version,
         is_complete=report.is_complete,
+        transfers=_transfers(report.transfers),
     )
 
 
@@ -95,6 +97,7 @@ def report_request(run_id: str, keeper_id: str, changes: Report, is_complete: bo
         holdings=map(_holding, changes.holdings.values()),
         disk=pb.Disk(used=changes.used, quota=changes.quota) if changes.quota else None,
         is_complete=is_complete,
+        transfers=_transfers(changes.transfers),
     )
 
 
@@ -105,6 +108,13 @@ def permit_request(run_id: str, keeper_id: str, attempt: SaveAttempt) -> pb.Perm
         keeper_id=keeper_id,
         attempt=pb.Attempt(generation=attempt.generation, number=attempt.number),
     )
+
+
+def _transfers(transfers: Mapping[str, Transfer]) -> list[pb.Transfer]:
+    return [
+        pb.Transfer(url=url, bytes=one.bytes, elapsed_ms=round(one.seconds * 1000))
+        for url, one in transfers.items()
+    ]
 
 
 def _attachment(attachment: Attachment | None) -> pb.Attachment | None:

@@ -322,6 +322,7 @@ class FileStore:
     async def _in_turn(self, turns: asyncio.Semaphore, work: Callable[[], None]) -> None:
         async with turns:
             await self.in_thread(work)
+        self.changes.notify()  # A long fetch has progressed.
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run a call that waits for a disk or the network in a thread."""

@@ -31,6 +31,7 @@ from muster.keeper.vocabulary import (
     LocalCheckpoint,
     Orders,
     Peers,
+    Transfer,
     attempt_name,
 )
 
@@ -96,9 +97,16 @@ class Keeper:
         keeper_id: the folder's.
         files: what is here, in a folder that this process has locked.
         persister: copies to shared storage.
+        transfers: returns what came lately from other keepers, by their URLs.
     """
 
-    def __init__(self, keeper_id: str, files: FileStore, persister: Persister) -> None:
+    def __init__(
+        self,
+        keeper_id: str,
+        files: FileStore,
+        persister: Persister,
+        transfers: Callable[[], Mapping[str, Transfer]] = dict,
+    ) -> None:
         self.id = keeper_id
         self.files = files
         self.peers = Peers()
@@ -109,6 +117,7 @@ class Keeper:
         """Asks the coordinator whether a checkpoint may be committed in shared storage. It returns older ones
         that must be settled first, and raises OSError if it may not."""
         self._persister = persister
+        self._transfers = transfers
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._retries: dict[Action, _Retry] = {}
         self._complete = False
@@ -177,7 +186,9 @@ class Keeper:
             kept = self.files.verified.kept(attempt)
             if (one := holding(attempt, kept, self.files.order(attempt))) is not None:
                 holdings[attempt] = one
-        return Report(self.attachment, holdings, self._used, self.files.quota, self._complete)
+        return Report(
+            self.attachment, holdings, self._used, self.files.quota, self._complete, self._transfers()
+        )
 
     # ------------------------------------------------------------------ at the start
 

@@ -18,6 +18,7 @@ from muster.keeper.coordinator import CoordinatorLink, KeeperAddress
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import FolderInUseError, KeeperFolder
 from muster.keeper.keeper import Keeper
+from muster.keeper.measuring import MeasuredTransport
 from muster.keeper.persisting.persister import SharedStoragePersister
 from muster.keeper.server import Site
 from muster.keeper.settings import KeeperSettings, own_host, url_of
@@ -34,6 +35,12 @@ LINGER = 120.0
 """Seconds that a keeper goes on after the followed process, while it has parts to copy to shared storage."""
 SHUTDOWN_TIMEOUT = 1.0
 """Seconds that answers may still take when the keeper stops."""
+IDLE_PACE = 5.0
+"""Seconds between two looks whether a rank is connected."""
+
+
+class UnusedError(RuntimeError):
+    """No rank has used the keeper for as long as its settings say."""
 
 
 def run_until_stopped(settings: KeeperSettings) -> str | None:
@@ -41,6 +48,9 @@ def run_until_stopped(settings: KeeperSettings) -> str | None:
 
     Returns:
         Why it cannot run; None: it was told to stop.
+
+    Raises:
+        UnusedError: no rank has used it for long.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -56,6 +66,7 @@ async def run_keeper(settings: KeeperSettings) -> None:
     Raises:
         FolderInUseError: another keeper runs in the folder.
         OSError: the folder or the port cannot be used.
+        UnusedError: no rank has used it for as long as the settings say.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -68,20 +79,27 @@ async def run_keeper(settings: KeeperSettings) -> None:
         tls = contexts(settings.credentials)
         serving, calling = tls or (None, None)
         keeper, site = _assemble(settings, folder, calling, stack)
-        port = await _serve(stack, site.for_peers(), *settings.listen, serving)
-        ranks_port = await _serve(stack, site.for_ranks(), "127.0.0.1", 0, None)
+        peers = await _serve(stack, site.for_peers(), *settings.listen, serving)
+        ranks = await _serve(stack, site.for_ranks(), *settings.listen_ranks, None)
         host = settings.advertise or await asyncio.to_thread(own_host, settings.endpoint)
         address = KeeperAddress(
-            url_of("https" if tls else "http", host, port),
+            url_of("https" if tls else "http", host, _port(peers)),
             settings.failure_domain,
             settings.node_name,
             version("muster-coordinator"),
         )
-        folder.announce(url_of("http", "127.0.0.1", ranks_port), site.token, keeper.id)
+        folder.announce(url_of("http", settings.listen_ranks[0], _port(ranks)), site.token, keeper.id)
         logger.info("keeping %s in %s, at %s", settings.run_id, folder.path, address.url)
         if settings.follow:
             stack.callback(loop.create_task(_follow(settings.follow, keeper, site, stop)).cancel)
+        unused = asyncio.Event()
+        if settings.idle:
+            watch = loop.create_task(_watch_use(settings.idle, keeper, ranks, unused))
+            stack.callback(watch.cancel)
+            watch.add_done_callback(lambda _: stop.set())
         await _until(stop, _work(settings, keeper, site, address))
+        if unused.is_set():
+            raise UnusedError(f"no rank has used it for {settings.idle:g} s")
 
 
 def _assemble(
@@ -94,10 +112,11 @@ def _assemble(
     stack.callback(transport.close)
     quota = settings.quota or folder.default_quota()
     keeper_id = folder.id()
-    files = FileStore(folder, keeper_id, transport, threads, quota)
+    measured = MeasuredTransport(transport)
+    files = FileStore(folder, keeper_id, measured, threads, quota)
     persister = SharedStoragePersister(settings.run_id, settings.upload_rate, settings.storage_options)
     stack.callback(persister.close)
-    keeper = Keeper(keeper_id, files, persister)
+    keeper = Keeper(keeper_id, files, persister, measured.transfers)
     keepers.append(keeper)
     return keeper, Site(keeper, transport, threads, secrets.token_hex(32))
 
@@ -114,13 +133,17 @@ async def _work(settings: KeeperSettings, keeper: Keeper, site: Site, address: K
 
 async def _serve(
     stack: AsyncExitStack, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None
-) -> int:
-    """Serve an application; return its port."""
+) -> web.AppRunner:
+    """Serve an application until the stack ends."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, host, port, ssl_context=tls)
     await site.start()
+    return runner
+
+
+def _port(runner: web.AppRunner) -> int:
     return int(runner.addresses[0][1])
 
 
@@ -133,6 +156,20 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
     working.cancel()
     with suppress(asyncio.CancelledError):
         await working
+
+
+async def _watch_use(seconds: float, keeper: Keeper, ranks: web.AppRunner, stop: asyncio.Event) -> None:
+    """Set the event when no rank was connected, and there was nothing to persist, for some seconds.
+
+    Each rank that lives holds a connection.
+    """
+    loop = asyncio.get_running_loop()
+    used = loop.time()
+    while loop.time() - used < seconds:
+        await asyncio.sleep(min(IDLE_PACE, seconds / 4))
+        if (ranks.server is not None and ranks.server.connections) or keeper.persists():
+            used = loop.time()
+    stop.set()
 
 
 async def _follow(process: int, keeper: Keeper, site: Site, stop: asyncio.Event) -> None:

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.keeper.vocabulary import Attachment, Holding
+from muster.keeper.vocabulary import Attachment, Holding, Transfer
+
+LONG = 30.0
+"""Seconds of a transfer that are worth a report of their own."""
 
 MAX_HOLDINGS = 64
 """Checkpoints in one report. The coordinator refuses a report of more."""
@@ -23,11 +26,15 @@ class Report:
     """Bytes that it may take. In a report of changes, 0 means that ``used`` and ``quota`` are unchanged."""
     is_complete: bool = False
     """Whether the whole folder has been verified. In a report of changes: whether that is new."""
+    transfers: Mapping[str, Transfer] = field(default_factory=dict)
+    """By the URLs of other keepers. In a report of changes: all, or none if they are as before."""
+    goes_on: bool = False
+    """In a report of changes: whether a transfer has gone on for long. People hear of it before its end."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has changed."""
-        return self.attachment is None and not self.holdings and not self.quota and not self.is_complete
+        """Whether nothing has changed that must be reported. Transfers go with the next report."""
+        return not (self.attachment or self.holdings or self.quota or self.is_complete or self.goes_on)
 
     def without(self, heard: "Report") -> "Report":
         """Return what has changed since an earlier report.
@@ -52,6 +59,11 @@ class Report:
             dict(islice((gone | changed).items(), MAX_HOLDINGS)),
             *disk,
             is_complete=self.is_complete and not heard.is_complete,
+            transfers={} if self.transfers == heard.transfers else self.transfers,
+            goes_on=any(
+                now.seconds - (heard.transfers[url].seconds if url in heard.transfers else 0.0) >= LONG
+                for url, now in self.transfers.items()
+            ),
         )
 
     def with_changes(self, changes: "Report") -> "Report":
@@ -60,6 +72,7 @@ class Report:
             self,
             holdings={**self.holdings, **changes.holdings},
             is_complete=self.is_complete or changes.is_complete,
+            transfers=changes.transfers or self.transfers,
         )
         if changes.attachment is not None:
             merged = replace(merged, attachment=changes.attachment)

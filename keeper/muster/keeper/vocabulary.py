@@ -111,6 +111,15 @@ class Holding:
     persisted_as: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What came lately from another keeper."""
+
+    bytes: int
+    seconds: float
+    """The time during which it came."""
+
+
 class UnusableManifestError(ValueError):
     """A manifest names files that no rank of this version writes."""
 

@@ -253,6 +253,32 @@ class Disk(google.protobuf.message.Message):
 global___Disk = Disk
 
 @typing.final
+class Transfer(google.protobuf.message.Message):
+    """Transfer is what a keeper has fetched lately from another one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URL_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    ELAPSED_MS_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    """The URL of the other keeper."""
+    bytes: builtins.int
+    """The bytes that came."""
+    elapsed_ms: builtins.int
+    """The time during which they came, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        bytes: builtins.int = ...,
+        elapsed_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "elapsed_ms", b"elapsed_ms", "url", b"url"]) -> None: ...
+
+global___Transfer = Transfer
+
+@typing.final
 class KeepRequest(google.protobuf.message.Message):
     """KeepRequest opens a keeper's stream, with all that it has."""
 
@@ -265,6 +291,7 @@ class KeepRequest(google.protobuf.message.Message):
     DISK_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
     IS_COMPLETE_FIELD_NUMBER: builtins.int
+    TRANSFERS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     protocol_version: builtins.int
@@ -287,6 +314,10 @@ class KeepRequest(google.protobuf.message.Message):
     def disk(self) -> global___Disk:
         """Its space."""
 
+    @property
+    def transfers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Transfer]:
+        """What it has fetched lately, for people. An older keeper does not say it."""
+
     def __init__(
         self,
         *,
@@ -297,9 +328,10 @@ class KeepRequest(google.protobuf.message.Message):
         disk: global___Disk | None = ...,
         protocol_version: builtins.int = ...,
         is_complete: builtins.bool = ...,
+        transfers: collections.abc.Iterable[global___Transfer] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "keeper", b"keeper"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper", b"keeper", "protocol_version", b"protocol_version", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper", b"keeper", "protocol_version", b"protocol_version", "run_id", b"run_id", "transfers", b"transfers"]) -> None: ...
 
 global___KeepRequest = KeepRequest
 
@@ -477,6 +509,7 @@ class ReportRequest(google.protobuf.message.Message):
     HOLDINGS_FIELD_NUMBER: builtins.int
     DISK_FIELD_NUMBER: builtins.int
     IS_COMPLETE_FIELD_NUMBER: builtins.int
+    TRANSFERS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     keeper_id: builtins.str
@@ -495,6 +528,10 @@ class ReportRequest(google.protobuf.message.Message):
     def disk(self) -> global___Disk:
         """Its space; unset: as before."""
 
+    @property
+    def transfers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Transfer]:
+        """As in KeepRequest; none: as before."""
+
     def __init__(
         self,
         *,
@@ -504,9 +541,10 @@ class ReportRequest(google.protobuf.message.Message):
         holdings: collections.abc.Iterable[global___Holding] | None = ...,
         disk: global___Disk | None = ...,
         is_complete: builtins.bool = ...,
+        transfers: collections.abc.Iterable[global___Transfer] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper_id", b"keeper_id", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper_id", b"keeper_id", "run_id", b"run_id", "transfers", b"transfers"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 
@@ -824,6 +862,7 @@ class KeeperView(google.protobuf.message.Message):
     COPIES_TO_FIELD_NUMBER: builtins.int
     DISK_FIELD_NUMBER: builtins.int
     HOLDINGS_FIELD_NUMBER: builtins.int
+    TRANSFERS_FIELD_NUMBER: builtins.int
     connected: builtins.bool
     """Whether its stream is open."""
     @property
@@ -846,6 +885,10 @@ class KeeperView(google.protobuf.message.Message):
     def holdings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Holding]:
         """The checkpoints of which it has parts, newest first."""
 
+    @property
+    def transfers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Transfer]:
+        """What it has fetched lately from other keepers."""
+
     def __init__(
         self,
         *,
@@ -855,8 +898,9 @@ class KeeperView(google.protobuf.message.Message):
         copies_to: collections.abc.Iterable[builtins.str] | None = ...,
         disk: global___Disk | None = ...,
         holdings: collections.abc.Iterable[global___Holding] | None = ...,
+        transfers: collections.abc.Iterable[global___Transfer] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["disk", b"disk", "keeper", b"keeper"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connected", b"connected", "copies_to", b"copies_to", "disk", b"disk", "holdings", b"holdings", "keeper", b"keeper", "ranks", b"ranks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connected", b"connected", "copies_to", b"copies_to", "disk", b"disk", "holdings", b"holdings", "keeper", b"keeper", "ranks", b"ranks", "transfers", b"transfers"]) -> None: ...
 
 global___KeeperView = KeeperView

@@ -26,6 +26,7 @@ from muster.service.core.vocabulary.local import (
     RecoveryRecord,
     ReportKeeper,
     RequestPermit,
+    Transfer,
 )
 from muster.service.core.vocabulary.model import SessionId
 from muster.service.wire import timestamp_from_pb, timestamp_to_pb
@@ -124,6 +125,7 @@ def keep_from_pb(session: SessionId, message: pb.KeepRequest, new_token: str) ->
         message.is_complete,
         new_token,
         _attachment(message.attachment) if message.HasField("attachment") else None,
+        _transfers(message.transfers),
     )
 
 
@@ -137,6 +139,7 @@ def report_from_pb(session: SessionId, message: pb.ReportRequest) -> ReportKeepe
         message.is_complete,
         _attachment(message.attachment) if message.HasField("attachment") else None,
         Disk(message.disk.used, message.disk.quota) if message.HasField("disk") else None,
+        _transfers(message.transfers),
     )
 
 
@@ -172,6 +175,10 @@ def recover_from_pb(session: SessionId, message: pb.RecoverRequest) -> Recover:
         tuple(map(attempt_from_pb, message.absent)),
         message.without_local,
     )
+
+
+def _transfers(messages: Iterable[pb.Transfer]) -> tuple[Transfer, ...]:
+    return tuple(Transfer(one.url, one.bytes, one.elapsed_ms / 1000) for one in messages)
 
 
 def _holdings(messages: Iterable[pb.Holding]) -> tuple[Holding, ...]:
@@ -272,6 +279,12 @@ def list_response(view: LocalTierView) -> pb.LocalCheckpointServiceListResponse:
                 copies_to=one.copies_to,
                 disk=pb.Disk(used=one.disk.used, quota=one.disk.quota),
                 holdings=[holding_to_pb(holding) for holding in one.holdings],
+                transfers=[
+                    pb.Transfer(
+                        url=transfer.url, bytes=transfer.bytes, elapsed_ms=round(transfer.seconds * 1000)
+                    )
+                    for transfer in one.transfers
+                ],
             )
             for one in view.keepers
         ],

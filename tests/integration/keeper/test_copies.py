@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.patience import until
+from lab.patience import PATIENCE, until
 from lab.processes.keeper import Keeper, ask
 from muster.checkpoint.manifest import MANIFEST
 from tests.support.keeping.checkpoints import MadeCheckpoint, made_checkpoint
@@ -52,6 +52,11 @@ def test_file_larger_than_a_piece_is_copied_whole(nodes: Nodes, service: FakeSer
     _saved(service, a, b, made)
     service.holds(b.id, made, [0, 1])
     _check(b, made)
+    (url,) = service.keepers[b.id].transfers
+    transfer = service.keepers[b.id].transfers[url]
+    assert url == service.url(a.id)
+    assert transfer.bytes >= 150_000_001
+    assert 0 < transfer.elapsed_ms < PATIENCE * 1000
 
 
 def test_part_damaged_on_its_own_node_is_fetched_from_a_copy(nodes: Nodes, service: FakeService):

@@ -1,18 +1,28 @@
 """What ranks ask their keeper for: to attach, for notes of other ranks, and how it stands."""
 
 import base64
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from lab.patience import until
+from lab.processes.keeper import Keeper
+from muster.keeper.settings import UNUSED
 from muster.v1 import local_pb2 as pb
 from tests.support.keeping.checkpoints import made_checkpoint
 from tests.support.keeping.fake_service import FakeService
 from tests.support.keeping.nodes import Nodes, order
+
+
+def connected(keeper: Keeper) -> socket.socket:
+    """The connection that each rank holds."""
+    url = urlsplit(keeper.address["url"])
+    return socket.create_connection((url.hostname, url.port))
 
 
 def test_rank_is_attached_when_the_coordinator_has_heard_of_it(nodes: Nodes, service: FakeService):
@@ -67,6 +77,33 @@ def test_rank_0_takes_the_notes_of_all_ranks(nodes: Nodes, service: FakeService)
     assert (unknown.status, "no keeper of rank 5" in unknown.said["error"]) == (503, True)
     outside = a.post("/take", attempt="1-0", notes=[[0, "../../keeper.json"]])
     assert outside.status == 404
+
+
+def test_keeper_that_no_rank_uses_any_more_ends_and_a_connected_rank_holds_it(
+    nodes: Nodes, service: FakeService
+):
+    used, unused = (nodes.make(name, "--idle=2") for name in ("used", "unused"))
+    used.start()
+    with connected(used):
+        unused.launch()
+        assert unused.ended() == UNUSED
+        assert used.runs
+    assert used.ended() == UNUSED
+
+
+def test_unused_keeper_stays_for_what_it_is_to_persist(nodes: Nodes, service: FakeService):
+    a = nodes.add("a", "--idle=2", ranks=[0], world_size=1)
+    made = made_checkpoint(world_size=1)
+    with connected(a):
+        made.write(a.folder, [0], head=True)
+        service.push(a.id, order(made, [0], persist_to="/nowhere"))
+        service.holds(a.id, made, [0])
+    other = nodes.make("b", "--idle=2")
+    other.launch()
+    assert other.ended() == UNUSED
+    assert a.runs
+    service.push(a.id)
+    assert a.ended() == UNUSED
 
 
 def test_status_names_checkpoints_with_their_levels(nodes: Nodes, service: FakeService):

@@ -85,13 +85,16 @@ def test_run_without_local_checkpoints_is_no_failure(coordinator: Coordinator, k
 
 def test_doctor_checks_the_keepers_of_a_run(coordinator: Coordinator, keepers: list[Keeper]):
     save(keepers, 340, 17)
-    *_, connected, space, step, domains = output(coordinator.endpoint, "doctor", "job1").splitlines()
+    *_, connected, space, step, bandwidth, domains = output(
+        coordinator.endpoint, "doctor", "job1"
+    ).splitlines()
     assert connected.split(maxsplit=2) == ["ok", "keepers", "3 of 3 are connected"]
     assert space.split()[:2] == ["warning", "space"]
     assert (
         "1.0 GiB of 4.0 GiB (25%); 3 checkpoints with their copies need about 6.0 GiB on each node" in space
     )
     assert "next: raise the quota (MUSTER_LOCAL_QUOTA)" in step
+    assert bandwidth.split()[:2] == ["ok", "bandwidth"]
     assert domains.split(maxsplit=2) == ["ok", "domains", "the connected nodes are in 3"]
     without = output(coordinator.endpoint, "doctor")
     assert "keepers" not in without

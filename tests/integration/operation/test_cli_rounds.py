@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from lab.keepers import Keeper
 from lab.patience import PATIENCE
 from lab.processes.command import ended, job, muster, output, watching
 from lab.processes.coordinator import Coordinator
@@ -106,7 +107,7 @@ def test_rounds_form_are_complete_and_are_over(coordinator: Coordinator, nodes: 
     standing_by = nodes.join(3)
     (wide,) = shown("-o", "wide")[1:]
     assert wide[:5] == ["0", "COMPLETE", "3/3", "0", "1"]
-    assert " ".join(wide[7:]) == "node-0 (pid 900), node-1 (pid 901), node-2 (pid 902)"
+    assert " ".join(wide[7:]) == "node-0 (pid 900), node-1 (pid 901), node-2 (pid 902) -"
     nodes.leave(2)
     assert shown()[1][:4] == ["0", "COMPLETE", "2/3", "1"]
 
@@ -120,6 +121,22 @@ def test_rounds_form_are_complete_and_are_over(coordinator: Coordinator, nodes: 
     found = json.loads(output(coordinator.endpoint, "get", "rounds", "job1", "-o", "json"))["rendezvous"]
     assert (found["round"], found["complete"], len(found["nodes"])) == ("1", True, 3)
     assert [one["round"] for one in found["rounds"]] == ["1", "0"]
+
+
+def test_wide_rounds_show_where_copies_of_local_checkpoints_go(coordinator: Coordinator, nodes: Nodes):
+    held = nodes.complete()
+    with grpc.insecure_channel(coordinator.endpoint) as channel:
+        keepers = [Keeper(channel, number, 3) for number in range(3)]
+        header, row = output(coordinator.endpoint, "get", "rounds", "job1", "-o", "wide").splitlines()
+        narrow = output(coordinator.endpoint, "get", "rounds", "job1")
+        for keeper in keepers:
+            keeper.close()
+    assert header.endswith("COPIES")
+    copies = dict(pair.split(" to ") for pair in row[header.index("COPIES") :].split("; "))
+    assert set(copies) == set(copies.values()) == {"node-0", "node-1", "node-2"}
+    assert all(node != holder for node, holder in copies.items())
+    assert "COPIES" not in narrow
+    assert len(held) == 3
 
 
 def test_watch_rounds_prints_a_line_for_each_change(coordinator: Coordinator, nodes: Nodes):

@@ -29,6 +29,7 @@ class FakeKeeper:
         self.holdings: Holdings = {_key(one.attempt): one for one in request.holdings}
         self.disk = request.disk
         self.is_complete = request.is_complete
+        self.transfers = {one.url: one for one in request.transfers}
         self.outbox: queue.SimpleQueue[pb.KeepResponse | None] = queue.SimpleQueue()
 
 
@@ -120,6 +121,8 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
             if request.HasField("disk"):
                 keeper.disk = request.disk
             keeper.is_complete = keeper.is_complete or request.is_complete
+            if request.transfers:
+                keeper.transfers = {one.url: one for one in request.transfers}
             keeper.holdings |= {_key(one.attempt): one for one in request.holdings}
         self._push_peers()
         return pb.ReportResponse()

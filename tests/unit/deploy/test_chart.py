@@ -150,7 +150,7 @@ def test_selectors_find_the_pods_that_they_are_named_after(releases: dict[str, R
     coordinator = release.one("StatefulSet")["metadata"]["name"]
     for of, selector in selectors.items():
         found = [pod for pod, labels in pods.items() if matches(selector, labels)]
-        on_nodes = re.search("-(relay|watcher)$", of.split()[0])
+        on_nodes = re.search("-(relay|watcher|keeper)$", of.split()[0])
         assert found == [f"{coordinator}{on_nodes[0] if on_nodes else ''}"], of
 
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.keeper.reporting import MAX_HOLDINGS, Report
-from muster.keeper.vocabulary import Attachment, Holding
+from muster.keeper.reporting import LONG, MAX_HOLDINGS, Report
+from muster.keeper.vocabulary import Attachment, Holding, Transfer
 
 attempts = st.builds(SaveAttempt, st.integers(1, 2), st.integers(0, 1))
 ranks = st.frozensets(st.integers(0, 2))
@@ -63,3 +63,22 @@ def test_report_of_changes_names_no_more_checkpoints_than_the_coordinator_takes(
         heard = heard.with_changes(changes)
     assert reports == [MAX_HOLDINGS, MAX_HOLDINGS]
     assert {attempt: one for attempt, one in heard.holdings.items() if one.ranks} == now.holdings
+
+
+def test_transfers_go_with_the_next_report():
+    before = Report(used=1, quota=2, transfers={"a": Transfer(5, 1.0)})
+    now = Report(used=1, quota=2, transfers={"a": Transfer(50, 2.0), "b": Transfer(7, 1.0)})
+    changes = now.without(before)
+    assert changes.is_empty
+    assert changes.transfers == now.transfers
+    assert before.with_changes(changes).transfers == now.transfers
+    assert before.without(before).transfers == {}
+    assert before.with_changes(before.without(before)).transfers == before.transfers
+
+
+def test_transfer_that_goes_on_for_long_is_reported_before_its_end():
+    before = Report(transfers={"a": Transfer(5, 1.0)})
+    now = Report(transfers={"a": Transfer(500, 1.0 + LONG)})
+    assert not now.without(before).is_empty
+    assert not Report(transfers={"b": Transfer(5, LONG)}).without(before).is_empty
+    assert now.without(before.with_changes(now.without(before))).is_empty

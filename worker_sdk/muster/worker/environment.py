@@ -15,6 +15,8 @@ from muster.client.node_name import node_name as node_name
 logger = logging.getLogger(__name__)
 
 DEFAULT_RUN_ID = "default"
+KEEPER = "MUSTER_KEEPER"
+OWN_KEEPER, NODE_KEEPER = "own", "node"
 DEFAULT_STOPPED_EXIT_CODE = 75
 """``EX_TEMPFAIL`` of sysexits.h: the caller may try again. torchrun ends with 0, 1 or 2. A shell ends with
 126 or more if it could not run a program, or if a signal ended it. So 75 can be told from the others."""
@@ -97,6 +99,21 @@ def world_size(given: int | None, environ: Mapping[str, str] = os.environ) -> in
         EnvironmentValueError: nothing says it, or the value is not a number from 0 up.
     """
     return _placement("global_world_size", given, lambda launcher: launcher.world_size, environ)
+
+
+def keeper(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where the keeper of local checkpoints comes from: ``MUSTER_KEEPER``, else ``own``.
+
+    Returns:
+        ``own``: the first rank of a node starts it. ``node``: ``muster keep --runs`` does so on each node.
+
+    Raises:
+        EnvironmentValueError: it is neither of them.
+    """
+    value = environ.get(KEEPER) or OWN_KEEPER
+    if value not in (OWN_KEEPER, NODE_KEEPER):
+        raise EnvironmentValueError(f'{KEEPER} = {value!r}: it is "{OWN_KEEPER}" or "{NODE_KEEPER}".')
+    return value
 
 
 def node_rank(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -514,6 +514,7 @@ securityContext:
 {{- end }}
 {{- include "muster.checkRelay" . }}
 {{- include "muster.checkWatcher" . }}
+{{- include "muster.checkKeeper" . }}
 {{- if .Release.IsUpgrade }}
 {{- include "muster.checkUpgrade" . }}
 {{- end }}

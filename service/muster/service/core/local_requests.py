@@ -22,12 +22,17 @@ from muster.service.core.vocabulary.local import (
     Recover,
     ReportKeeper,
     RequestPermit,
+    Transfer,
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.refusal import Refusal
 
 MAX_HOLDINGS = 64
 """Checkpoints of one run that a keeper may report at once."""
+MAX_TRANSFERS = 64
+"""Other keepers from which a keeper may have fetched lately."""
+MAX_SECONDS = 1e9
+"""Longest transfer."""
 MAX_REPLICAS = 16
 """Largest number of copies of a part."""
 MAX_URL_BYTES = 1_024
@@ -99,6 +104,7 @@ class LocalRequests:
             if value:
                 self._checks.name(f"keeper.{field}", value)
         self._check_holdings(event.holdings)
+        _check_transfers(event.transfers)
         self._check_attachment(event.attachment)
         self._registry.check_room(event.run_id, now)
         self._sessions.check_room(-len(self._tiers))
@@ -111,6 +117,7 @@ class LocalRequests:
 
     def _report(self, event: ReportKeeper, now: Instant, effects: Effects) -> None:
         self._check_holdings(event.holdings)
+        _check_transfers(event.transfers)
         self._check_attachment(event.attachment)
         run = self._registry.known(event.run_id)
         keeper = _connected(run.local, event.keeper_id)
@@ -222,6 +229,17 @@ def _check_reachable(checkpoint: LocalCheckpoint, wanted: Level) -> None:
         raise invalid("wait_for", wanted.name, "the checkpoint is not to be persisted")
     if wanted is Level.REPLICATED and not checkpoint.replicas and not checkpoint.persist_to:
         raise invalid("wait_for", wanted.name, "the checkpoint is to have no copies")
+
+
+def _check_transfers(transfers: tuple[Transfer, ...]) -> None:
+    if len(transfers) > MAX_TRANSFERS:
+        raise invalid("transfers", f"{len(transfers)} entries", f"there may be {MAX_TRANSFERS}")
+    for one in transfers:
+        _check_text("transfer.url", one.url, MAX_URL_BYTES)
+        if one.bytes > MAX_BYTES:
+            raise invalid("transfer.bytes", one.bytes, f"it may be {MAX_BYTES}")
+        if not 0 <= one.seconds <= MAX_SECONDS:
+            raise invalid("transfer.seconds", one.seconds, f"it must be from 0 to {MAX_SECONDS:g}")
 
 
 def _check_replicas(replicas: int) -> None:

@@ -46,6 +46,8 @@ class KeeperRow:
     ranks: str
     copies_to: str
     """The nodes that get copies of its parts."""
+    fetched: str
+    """The nodes from which it has fetched parts lately, with the speed: ``node-0 812 MB/s``."""
     disk: str
     """Used bytes, quota, and their ratio: ``12.0 GiB of 40.0 GiB (30%)``."""
 
@@ -73,8 +75,45 @@ def newest_of_levels(rows: Iterable[CheckpointRow]) -> dict[str, CheckpointRow]:
 def keeper_rows(found: local_pb2.LocalCheckpointServiceListResponse) -> list[KeeperRow]:
     """Return the keepers, by the names of their nodes."""
     names = node_names(found.keepers)
-    rows = [_keeper(one, names) for one in found.keepers]
+    speeds = pair_speeds(found.keepers)
+    rows = [_keeper(one, names, speeds) for one in found.keepers]
     return sorted(rows, key=lambda row: _in_order(row.node))
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpeed:
+    """How fast one keeper has fetched from another one lately."""
+
+    source: str
+    """The id of the keeper that sent."""
+    target: str
+    """The id of the keeper that fetched."""
+    speed: float
+    """Bytes a second."""
+
+
+def pair_speeds(keepers: Sequence[local_pb2.KeeperView]) -> list[PairSpeed]:
+    """Return how fast keepers have fetched from each other lately, the slowest first."""
+    ids = {one.keeper.url: one.keeper.id for one in keepers}
+    found = [
+        PairSpeed(ids[transfer.url], one.keeper.id, transfer.bytes * 1000 / transfer.elapsed_ms)
+        for one in keepers
+        for transfer in one.transfers
+        if transfer.url in ids and transfer.elapsed_ms
+    ]
+    return sorted(found, key=lambda one: one.speed)
+
+
+def speed_text(speed: float) -> str:
+    """Describe a speed: ``812 MB/s``."""
+    megabytes = speed / 1e6
+    return f"{megabytes:,.0f} MB/s" if megabytes >= 10 else f"{megabytes:.1f} MB/s"
+
+
+def placement(found: local_pb2.LocalCheckpointServiceListResponse) -> str:
+    """Return where copies go, node by node: ``node-0 to node-1; node-1 to node-2``; empty: nowhere."""
+    rows = [row for row in keeper_rows(found) if row.view.copies_to]
+    return "; ".join(f"{row.node} to {row.copies_to}" for row in rows)
 
 
 def node_names(keepers: Iterable[local_pb2.KeeperView]) -> dict[str, str]:
@@ -179,14 +218,16 @@ def _in_order(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def _keeper(view: local_pb2.KeeperView, names: dict[str, str]) -> KeeperRow:
+def _keeper(view: local_pb2.KeeperView, names: dict[str, str], speeds: Iterable[PairSpeed]) -> KeeperRow:
     copies = sorted((names.get(one, one) for one in view.copies_to), key=_in_order)
+    fetched = [(names[one.source], one.speed) for one in speeds if one.target == view.keeper.id]
     return KeeperRow(
         view=view,
         node=names[view.keeper.id],
         state="CONNECTED" if view.connected else "DISCONNECTED",
         ranks=report.ranges(view.ranks).replace(" ", "") or NOTHING,
         copies_to=", ".join(copies) or NOTHING,
+        fetched=", ".join(f"{name} {speed_text(speed)}" for name, speed in fetched) or NOTHING,
         disk=disk_text(view.disk),
     )
 

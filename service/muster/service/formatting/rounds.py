@@ -23,11 +23,18 @@ class RoundRow:
     joined_in: str = NOTHING
     completed_at: str = NOTHING
     who: str = NOTHING
+    copies: str = NOTHING
+    """The nodes that get copies of each node's parts of local checkpoints."""
 
 
-def rounds_of(rendezvous: rendezvous_pb2.Rendezvous) -> list[RoundRow]:
-    """Return all known rounds, newest first."""
-    current = [_current(rendezvous)] if rendezvous.max_nodes else []
+def rounds_of(rendezvous: rendezvous_pb2.Rendezvous, copies: str = "") -> list[RoundRow]:
+    """Return all known rounds, newest first.
+
+    Args:
+        rendezvous: the rounds.
+        copies: where copies go now, which is shown with the current round if that is complete.
+    """
+    current = [_current(rendezvous, copies)] if rendezvous.max_nodes else []
     over = [
         RoundRow(
             round=one.round,
@@ -56,7 +63,7 @@ def round_key(row: RoundRow) -> Hashable:
     return row.round
 
 
-def _current(rendezvous: rendezvous_pb2.Rendezvous) -> RoundRow:
+def _current(rendezvous: rendezvous_pb2.Rendezvous, copies: str) -> RoundRow:
     inside = _nodes(rendezvous, rendezvous_pb2.NODE_STANDING_PARTICIPANT)
     completed = next((one for one in rendezvous.rounds if _is_current(one, rendezvous)), None)
     size = completed.world_size if completed is not None else rendezvous.max_nodes
@@ -69,6 +76,7 @@ def _current(rendezvous: rendezvous_pb2.Rendezvous) -> RoundRow:
         joined_in=duration(completed.join_ms) if completed is not None else NOTHING,
         completed_at=completed.completed_at.ToJsonString() if completed is not None else NOTHING,
         who=report.node_names([node_from_pb(view.node) for view in inside]) or NOTHING,
+        copies=(copies if rendezvous.complete else "") or NOTHING,
     )
 
 

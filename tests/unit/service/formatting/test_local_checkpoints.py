@@ -13,7 +13,13 @@ from muster.service.cli.views.get import (
     keeper_key,
 )
 from muster.service.cli.views.table import Table
-from muster.service.formatting.local_checkpoints import checkpoint_rows, keeper_rows, level_name, node_names
+from muster.service.formatting.local_checkpoints import (
+    checkpoint_rows,
+    keeper_rows,
+    level_name,
+    node_names,
+    placement,
+)
 from muster.v1 import local_pb2
 from tests.unit.service.cli.samples import holding, keeper, local_checkpoint, local_checkpoints
 
@@ -121,6 +127,26 @@ def test_table_of_keepers_names_the_nodes_of_their_copies():
         "node-10   DISCONNECTED   -       -              5 bytes                      -        0.1.0",
     ]
     assert "http://10.0.0.1:40123" in Table(KEEPERS, wide=True).text(keeper_rows(found))
+
+
+def test_wide_table_of_keepers_has_the_speed_of_their_fetches():
+    transfers = [
+        local_pb2.Transfer(url="http://10.0.0.0:40123", bytes=812 * 10**6, elapsed_ms=1000),
+        local_pb2.Transfer(url="http://10.0.0.2:40123", bytes=5 * 10**6, elapsed_ms=2000),
+        local_pb2.Transfer(url="http://10.0.0.9:40123", bytes=5 * 10**6, elapsed_ms=2000),
+    ]
+    rows = keeper_rows(local_checkpoints([], [keeper(0), keeper(1, transfers=transfers), keeper(2)]))
+    assert [row.fetched for row in rows] == ["-", "node-2 2.5 MB/s, node-0 812 MB/s", "-"]
+
+
+def test_placement_says_where_the_copies_of_each_node_go():
+    keepers = [
+        keeper(10, copies_to=["keeper-0", "keeper-1"]),
+        keeper(0, copies_to=["keeper-1"]),
+        keeper(1),
+    ]
+    assert placement(local_checkpoints([], keepers)) == "node-0 to node-1; node-10 to node-0, node-1"
+    assert placement(local_checkpoints([], [keeper(0)])) == ""
 
 
 def test_keepers_on_one_node_have_their_ids_behind_the_name():

@@ -31,8 +31,17 @@ def test_complete_round_counts_its_nodes_and_waiting_ones():
     )
     assert lines(shown)[1] == "0       COMPLETE   1/2     1         2.5s        2026-09-21T14:13:20Z"
     assert lines(shown, wide=True)[1].split()[4:] == [
-        "1", "2.5s", "2026-09-21T14:13:20Z", "node-0", "(pid", "900)",
+        "1", "2.5s", "2026-09-21T14:13:20Z", "node-0", "(pid", "900)", "-",
     ]  # fmt: skip
+
+
+def test_copies_are_shown_with_the_complete_round_only():
+    complete = samples.rendezvous(
+        samples.place(0, rank=0), round=1, complete=True, rounds=[samples.completed_round(n) for n in (1, 0)]
+    )
+    assert [row.copies for row in rounds_of(complete, "a to b; b to a")] == ["a to b; b to a", "-"]
+    forming = samples.rendezvous(samples.place(0), round=1, rounds=[samples.completed_round(0)])
+    assert [row.copies for row in rounds_of(forming, "a to b; b to a")] == ["-", "-"]
 
 
 def test_current_round_of_a_closed_run_is_closed():
@@ -51,7 +60,7 @@ def test_rounds_are_empty_before_the_first_node():
 
 def test_names_cannot_speak_to_the_terminal():
     shown = samples.rendezvous(samples.place(0, address="\x1b[2J"))
-    assert lines(shown, wide=True)[1].endswith("\\x1b[2J (pid 900)")
+    assert lines(shown, wide=True)[1].endswith("\\x1b[2J (pid 900)   -")
 
 
 def test_watch_shows_the_rounds_that_are_new_or_stand_otherwise():

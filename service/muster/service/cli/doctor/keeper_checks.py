@@ -1,5 +1,7 @@
-"""Checks of ``muster doctor`` for a run with local checkpoints: keepers, their space and failure domains."""
+"""Checks of ``muster doctor`` for a run's keepers: connections, space, speed and failure domains."""
 
+import itertools
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,13 +14,17 @@ from muster.service.formatting.local_checkpoints import (
     disk_text,
     domain_of,
     node_names,
+    pair_speeds,
     some_of,
+    speed_text,
     used_ratio,
 )
 from muster.v1 import local_pb2
 
 FULL = 0.9
 """The part of its quota that a keeper may use without a warning."""
+MAX_PAIRS = 8
+"""Pairs of keepers whose speed one line has. It counts the others, which are faster."""
 CHECKPOINTS_HELD = 3
 """Checkpoints for which a keeper needs space: two that are kept, and one that is being written."""
 
@@ -47,6 +53,7 @@ def keepers(client: Client, run_id: str) -> Iterator[Check]:
     yield connections(found, names)
     if any(one.connected for one in found.keepers):
         yield space(found, names)
+        yield bandwidth(found, names)
         yield domains(found, names)
 
 
@@ -104,6 +111,51 @@ def _needed(found: local_pb2.LocalCheckpointServiceListResponse, nodes: int) -> 
         return 0
     newest = found.checkpoints[0].checkpoint
     return CHECKPOINTS_HELD * newest.size * (1 + newest.replicas) // nodes
+
+
+def bandwidth(found: local_pb2.LocalCheckpointServiceListResponse, names: dict[str, str]) -> Check:
+    """Check that copies are made faster than checkpoints, by the last fetches of the keepers."""
+    speeds = pair_speeds(found.keepers)
+    if not speeds:
+        return Check(
+            "bandwidth", Result.OK, "no keeper has fetched enough from another one to tell its speed"
+        )
+    shown = [
+        f"{report.shown(names[one.source])} to {report.shown(names[one.target])} {speed_text(one.speed)}"
+        for one in speeds[:MAX_PAIRS]
+    ]
+    if len(speeds) > MAX_PAIRS:
+        shown.append(f"{counted(len(speeds) - MAX_PAIRS, 'faster pair', 'faster pairs')}")
+    message = ", ".join(shown)
+    interval = _save_interval(found)
+    if interval is None:
+        return Check("bandwidth", Result.OK, message)
+    views = {one.keeper.id: one for one in found.keepers}
+    for one in speeds:
+        size_of_part = _part(found, views[one.source])
+        seconds = size_of_part / one.speed if one.speed else float("inf")
+        if one.target in views[one.source].copies_to and seconds > interval:
+            return Check(
+                "bandwidth",
+                Result.WARNING,
+                f"{message}; the copy of {size(size_of_part)} from {report.shown(names[one.source])} takes "
+                f"{seconds:,.0f} s, and saves come every {interval:,.0f} s",
+                "save less often, or have the keepers use a faster network (MUSTER_NODE_ADDRESS)",
+            )
+    return Check("bandwidth", Result.OK, f"{message}; saves come every {interval:,.0f} s")
+
+
+def _save_interval(found: local_pb2.LocalCheckpointServiceListResponse) -> float | None:
+    """Return the usual seconds between two checkpoints; None if there are too few."""
+    ages = [one.age_seconds for one in found.checkpoints]  # The newest first.
+    gaps = [older - newer for newer, older in itertools.pairwise(ages)]
+    return statistics.median(gaps) if gaps else None
+
+
+def _part(found: local_pb2.LocalCheckpointServiceListResponse, keeper: local_pb2.KeeperView) -> int:
+    """Return about how many bytes the ranks of a keeper write for each checkpoint."""
+    newest = found.checkpoints[0].checkpoint
+    return newest.size * len(keeper.ranks) // max(newest.world_size, 1)
 
 
 def domains(found: local_pb2.LocalCheckpointServiceListResponse, names: dict[str, str]) -> Check:

@@ -37,7 +37,8 @@ Place = Annotated[
     typer.Argument(
         callback=_place,
         metavar="PLACE",
-        help="A folder, or an address such as s3://bucket/job1: a job's checkpoints, or one of them.",
+        help="A folder, or an address such as s3://bucket/job1: a job's checkpoints, or one of them. It is "
+        "never the name of a run: muster get checkpoints RUN shows those on nodes.",
         show_default=False,
     ),
 ]
@@ -365,13 +366,19 @@ def _reading(place: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        fail(
-            f"{place} is not there: {error}\n  next: look at the name, and whether it is mounted", Exit.FAILED
-        )
+        fail(f"{place} is not there: {error}\n  next: {_if_not_there(place)}", Exit.FAILED)
     except OSError as error:
         fail(f"{place} cannot be read: {error}\n  next: look at its permissions and its storage", Exit.FAILED)
     except ValueError as error:
         fail(str(error), Exit.FAILED)
+
+
+def _if_not_there(place: str) -> str:
+    """Say what to do about a place that is not there. A word without a slash may be meant as a run."""
+    look = "look at the name, and whether it is mounted"
+    if "/" in place:
+        return look
+    return f"{look}. If it is a run, see its local checkpoints: {report.command('get checkpoints', place)}"
 
 
 @contextmanager

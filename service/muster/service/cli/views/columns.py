@@ -176,6 +176,7 @@ ROUNDS: list[Column[RoundRow]] = [
     Column(title="JOINED IN", cell=lambda row: row.joined_in),
     Column(title="COMPLETED AT", cell=lambda row: row.completed_at),
     Column(title="WHO", cell=lambda row: row.who, wide=True),
+    Column(title="COPIES", cell=lambda row: row.copies, wide=True),
 ]
 
 CHECKPOINTS: list[Column[CheckpointRow]] = [
@@ -196,6 +197,7 @@ KEEPERS: list[Column[KeeperRow]] = [
     Column(title="STATE", cell=lambda row: row.state, state=True),
     Column(title="RANKS", cell=lambda row: row.ranks),
     Column(title="COPIES TO", cell=lambda row: row.copies_to),
+    Column(title="FETCHED FROM", cell=lambda row: row.fetched, wide=True),
     Column(title="DISK", cell=lambda row: row.disk),
     Column(title="DOMAIN", cell=lambda row: row.view.keeper.failure_domain or NOTHING),
     Column(title="VERSION", cell=lambda row: row.view.keeper.version or NOTHING),

@@ -8,7 +8,7 @@ import typer
 from google.protobuf.message import Message
 
 from muster.service.cli import options
-from muster.service.cli.client.coordinator_client import connect
+from muster.service.cli.client.coordinator_client import CallError, Client, connect
 from muster.service.cli.client.credentials import connecting
 from muster.service.cli.options import Output
 from muster.service.cli.views import columns
@@ -27,8 +27,9 @@ from muster.service.formatting.local_checkpoints import (
     KeeperRow,
     checkpoint_rows,
     keeper_rows,
+    placement,
 )
-from muster.service.formatting.rounds import round_key, rounds_of
+from muster.service.formatting.rounds import RoundRow, round_key, rounds_of
 from muster.service.wire import as_dict
 from muster.v1 import barrier_pb2, rendezvous_pb2, run_pb2
 
@@ -125,10 +126,17 @@ def rounds(
     endpoint: options.Endpoint = options.DEFAULT_ENDPOINT,
     timeout: options.Timeout = options.DEFAULT_TIMEOUT,
 ) -> None:
-    """List the rendezvous rounds of a run, newest first."""
+    """List the rendezvous rounds of a run, newest first.
+
+    With -o wide, also the nodes that get copies of each node's local checkpoints.
+    """
     with connect(endpoint, timeout) as client:
+
+        def rows_of(rendezvous: rendezvous_pb2.Rendezvous) -> list[RoundRow]:
+            return rounds_of(rendezvous, _placement(client, run) if output is Output.WIDE else "")
+
         found = client.rendezvous(run)
-        rows = rounds_of(found.rendezvous)
+        rows = rows_of(found.rendezvous)
         if not rows:
             note(found.rendezvous.message)
         if not watch:
@@ -140,7 +148,7 @@ def rounds(
             each = ([poll] for poll in polls)
             _print_lines(changes(each, lambda poll: poll.run_id, rendezvous_content))
         else:
-            fresh = changes(map(rounds_of, polls), round_key, lambda row: row)
+            fresh = changes(map(rows_of, polls), round_key, lambda row: row)
             _print_batches(fresh, columns.ROUNDS, output)
 
 
@@ -227,6 +235,14 @@ def replicas(
             _print_each(fresh, columns.REPLICAS, output)
         else:
             _print_all(found, found.replicas, columns.REPLICAS, output)
+
+
+def _placement(client: Client, run: str) -> str:
+    """Return where copies of local checkpoints go; empty: nowhere."""
+    try:
+        return placement(client.local_checkpoints(run))
+    except CallError:  # An older coordinator knows no local checkpoints.
+        return ""
 
 
 # ---------------------------------------------------------------------- printing

@@ -4,7 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.service.core.local.placement import Node, place
-from muster.service.core.vocabulary.local import Attachment, Attempt, Disk, Holding, KeeperInfo, Orders
+from muster.service.core.vocabulary.local import (
+    Attachment,
+    Attempt,
+    Disk,
+    Holding,
+    KeeperInfo,
+    Orders,
+    Transfer,
+)
 from muster.service.core.vocabulary.model import SessionId
 
 
@@ -20,6 +28,8 @@ class Keeper:
     disk: Disk = field(default_factory=Disk)
     is_complete: bool = False
     """Whether it has verified all that it found in its folder."""
+    transfers: tuple[Transfer, ...] = ()
+    """What it has fetched lately, for people."""
     told: Orders | None = None
     """The orders that were sent to it last; None: none on this stream."""
     starves_for: set[tuple[Attempt, int]] = field(default_factory=set)

@@ -145,6 +145,7 @@ class LocalTier:
         self._everywhere = None
         keeper.holdings = {}
         keeper.disk, keeper.is_complete = event.disk, event.is_complete
+        keeper.transfers = event.transfers
         self._dirty[keeper.info.id] = keeper
         self._set_holdings(keeper, {one.attempt: one for one in event.holdings}, effects)
         if event.attachment is not None:
@@ -157,6 +158,7 @@ class LocalTier:
         """Take in what has changed on a keeper."""
         keeper.is_complete = event.is_complete
         keeper.disk = event.disk or keeper.disk
+        keeper.transfers = event.transfers or keeper.transfers
         changed = {**keeper.holdings, **{one.attempt: one for one in event.holdings}}
         self._set_holdings(keeper, changed, effects)
         if event.attachment is not None and self._attach(keeper, event.attachment):

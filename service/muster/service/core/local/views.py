@@ -11,6 +11,7 @@ from muster.service.core.vocabulary.local import (
     KeeperInfo,
     Level,
     LocalCheckpoint,
+    Transfer,
 )
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.report import ranges
@@ -44,6 +45,8 @@ class KeeperView:
     disk: Disk
     holdings: tuple[Holding, ...]
     """Newest first."""
+    transfers: tuple[Transfer, ...] = ()
+    """What it has fetched lately from other keepers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ def _keeper(tier: LocalTier, keeper: Keeper) -> KeeperView:
         tier.keepers.placement.get(keeper.info.id, ()),
         keeper.disk,
         tuple(newest_first),
+        keeper.transfers,
     )
 
 

@@ -103,6 +103,15 @@ class Disk(NamedTuple):
     quota: int = 0
 
 
+class Transfer(NamedTuple):
+    """What a keeper has fetched lately from another one."""
+
+    url: str
+    """The URL of the other one."""
+    bytes: int
+    seconds: float
+
+
 # ---------------------------------------------------------------------- events
 
 
@@ -120,6 +129,7 @@ class ConnectKeeper:
     new_token: str
     """A new secret. It becomes the token of the run's keepers if they have none yet."""
     attachment: Attachment | None = None
+    transfers: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,8 @@ class ReportKeeper:
     is_complete: bool
     attachment: Attachment | None = None
     disk: Disk | None = None
+    transfers: tuple[Transfer, ...] = ()
+    """None: as before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ def test_keepers_that_are_well():
     assert {name: (check.result, check.message) for name, check in checks.items()} == {
         "keepers": (Result.OK, "2 of 2 are connected"),
         "space": (Result.OK, "the fullest is node-0: 12.0 GiB of 40.0 GiB (30%)"),
+        "bandwidth": (Result.OK, "no keeper has fetched enough from another one to tell its speed"),
         "domains": (Result.OK, "the connected nodes are in 2"),
     }
 
@@ -88,6 +89,56 @@ def test_keepers_without_a_quota_have_space():
     assert (
         found(local_checkpoints([local_checkpoint()], [pair(0, 1, disk=disk)]))["space"].result is Result.OK
     )
+
+
+def fetched(number: int, megabytes: int, seconds: float = 1.0) -> local_pb2.Transfer:
+    """What came from the keeper of a node."""
+    return local_pb2.Transfer(
+        url=f"http://10.0.0.{number}:40123", bytes=megabytes * 10**6, elapsed_ms=round(seconds * 1000)
+    )
+
+
+def saves(*ages: float) -> list[local_pb2.LocalCheckpointView]:
+    """Checkpoints of 3 GiB."""
+    return [local_checkpoint(number=20 - n, age_seconds=age) for n, age in enumerate(ages)]
+
+
+def test_speed_of_each_pair_is_said_the_slowest_first():
+    nodes = [pair(0, 1, transfers=[fetched(1, 2000)]), pair(1, 0, transfers=[fetched(0, 812, 2)])]
+    check = found(local_checkpoints(saves(5, 25, 45), nodes))["bandwidth"]
+    assert (check.result, check.message) == (
+        Result.OK,
+        "node-0 to node-1 406 MB/s, node-1 to node-0 2,000 MB/s; saves come every 20 s",
+    )
+    alone = found(local_checkpoints(saves(5), nodes))["bandwidth"]
+    assert alone.message == "node-0 to node-1 406 MB/s, node-1 to node-0 2,000 MB/s"
+
+
+def test_copy_that_takes_longer_than_the_save_interval_is_a_warning():
+    slow = [pair(0, 1), pair(1, 0, transfers=[fetched(0, 300, 200)])]
+    check = found(local_checkpoints(saves(5, 25), slow))["bandwidth"]
+    assert check.result is Result.WARNING
+    assert check.message == (
+        "node-0 to node-1 1.5 MB/s; the copy of 1.5 GiB from node-0 takes 1,074 s, and saves come every 20 s"
+    )
+    assert "save less often" in check.next
+
+
+def test_slow_pair_that_no_copy_goes_between_is_no_warning():
+    nodes = [pair(0, 1), pair(1, 0), pair(2, 0, transfers=[fetched(0, 1, 100)])]
+    assert found(local_checkpoints(saves(5, 25), nodes))["bandwidth"].result is Result.OK
+
+
+def test_keepers_that_are_gone_have_no_speed():
+    nodes = [pair(0, 1, transfers=[fetched(7, 100), fetched(1, 0, 0)]), pair(1, 0)]
+    assert "to tell its speed" in found(local_checkpoints(saves(5, 25), nodes))["bandwidth"].message
+
+
+def test_many_pairs_are_counted():
+    nodes = [pair(n, (n + 1) % 20, transfers=[fetched((n + 1) % 20, 100 + n)]) for n in range(20)]
+    message = found(local_checkpoints([], nodes))["bandwidth"].message
+    assert message.startswith("node-1 to node-0 100 MB/s, ")
+    assert message.endswith("107 MB/s, 12 faster pairs")
 
 
 def test_copy_in_the_domain_of_its_original():

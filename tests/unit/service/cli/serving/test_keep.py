@@ -1,10 +1,12 @@
 """How ``muster keep`` is told what to do, and what it says where it cannot."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from muster.keeper import process
+from muster.keeper.node import supervisor
 from muster.keeper.settings import KeeperSettings
 from muster.service.cli.failure import Exit
 from tests.unit.service.cli.test_main import invoke
@@ -24,7 +26,7 @@ def test_what_is_given_is_done(told: list[KeeperSettings]):
     result = invoke(
         *GOOD,
         *("--listen=10.0.0.1:7600", "--advertise=node-1", "--failure-domain=rack-7"),
-        *("--quota=1000", "--upload-rate=2000", "--follow=77"),
+        *("--quota=1000", "--upload-rate=2000", "--follow=77", "--listen-ranks=10.0.0.2:0"),
     )
     assert (result.exit_code, result.stderr) == (0, "")
     (settings,) = told
@@ -32,6 +34,7 @@ def test_what_is_given_is_done(told: list[KeeperSettings]):
     assert (settings.endpoint, settings.listen) == ("muster:7550", ("10.0.0.1", 7600))
     assert (settings.advertise, settings.failure_domain) == ("node-1", "rack-7")
     assert (settings.quota, settings.upload_rate, settings.follow) == (1000, 2000, 77)
+    assert (settings.listen_ranks, settings.idle) == (("10.0.0.2", 0), 0)
 
 
 def test_the_environment_is_asked_too(told: list[KeeperSettings], monkeypatch: pytest.MonkeyPatch):
@@ -86,3 +89,29 @@ def test_keeper_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch):
     result = invoke(*GOOD)
     assert result.exit_code == Exit.FAILED
     assert "another keeper runs in /nvme/muster" in result.stderr
+
+
+def test_all_runs_of_a_node_are_kept_for_by_patterns(monkeypatch: pytest.MonkeyPatch):
+    told: list[tuple[KeeperSettings, Sequence[str]]] = []
+    monkeypatch.setattr(supervisor, "run_node_until_stopped", lambda *given: told.append(given))
+    result = invoke("keep", "--folder=/n", "--endpoint=muster:7550", "--runs=a.*", "--runs=b")
+    assert (result.exit_code, result.stderr) == (0, "")
+    ((settings, patterns),) = told
+    assert (list(patterns), settings.run_id, settings.idle) == (["a.*", "b"], "", 86_400)
+
+
+@pytest.mark.parametrize("given", [(), ("--run-id=job1", "--runs=*")])
+def test_either_one_run_or_patterns_are_given(told: list[KeeperSettings], given: tuple[str, ...]):
+    result = invoke("keep", "--folder=/n", "--endpoint=muster:7550", *given)
+    assert result.exit_code == Exit.USAGE
+    assert "give either --run-id (MUSTER_RUN_ID) or --runs" in result.stderr
+    assert told == []
+
+
+def test_switch_that_slurm_names_is_the_failure_domain(
+    told: list[KeeperSettings], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "core.rack-7.node-3")
+    invoke(*GOOD)
+    invoke(*GOOD, "--failure-domain=zone-a")
+    assert [settings.failure_domain for settings in told] == ["rack-7", "zone-a"]

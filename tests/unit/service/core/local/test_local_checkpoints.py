@@ -2,6 +2,7 @@
 
 import pytest
 
+from muster.service.core.local.views import local_tier
 from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.events import Disconnected, Tick
 from muster.service.core.vocabulary.local import (
@@ -13,7 +14,9 @@ from muster.service.core.vocabulary.local import (
     Peers,
     ReportKeeper,
     ReportTaken,
+    Transfer,
 )
+from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.keepers.scripted_job import RUN, Job, chosen, digest, refused
 
@@ -374,3 +377,32 @@ def test_rank_that_moves_within_a_generation_belongs_to_its_new_node():
     job.step(ReportKeeper(session, RUN, "k1", (), True, moved))
     peers = [one for one in job.sent[job.sessions["k2"]] if isinstance(one, Peers)][-1]
     assert [one.ranks for one in peers.keepers] == [(), (0, 1), (2,)]
+
+
+def test_speeds_of_a_keeper_are_shown_until_it_tells_others():
+    job = Job()
+    job.connect_all()
+    transfers = (Transfer("http://k0", 1000, 2.0),)
+    job.step(ReportKeeper(job.session(), RUN, "k1", (), True, transfers=transfers))
+    job.step(ReportKeeper(job.session(), RUN, "k1", (), True))
+    keepers = local_tier(job.core.run(RUN).local, Instant(job.now, 0.0)).keepers
+    assert [one.transfers for one in keepers] == [(), transfers, ()]
+
+
+@pytest.mark.parametrize(
+    "transfers",
+    [
+        [Transfer("", 1, 1.0)],
+        [Transfer("http://k0", 2**63, 1.0)],
+        [Transfer("http://k0", 1, -1.0)],
+        [Transfer("http://k0", 1, float("nan"))],
+        [Transfer("http://k0", 1, float("inf"))],
+        [Transfer(f"http://k{number}", 1, 1.0) for number in range(65)],
+    ],
+)
+def test_speeds_that_cannot_be_are_refused(transfers: list[Transfer]):
+    job = Job()
+    job.connect_all()
+    session = job.session()
+    job.step(ReportKeeper(session, RUN, "k1", (), True, transfers=tuple(transfers)))
+    assert refused(job, session) is Reason.INVALID_ARGUMENT

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.patience import PATIENCE
+from lab.patience import PATIENCE, until
+from muster.client.errors import EnvironmentValueError
 from muster.worker.saves.local import keeper_process
 from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 from muster.worker.saves.local.keeper_client import is_answered
@@ -138,3 +140,35 @@ def test_command_follows_the_agent(folder: LocalFolder):
         *("-m", "muster.keeper", "--folder", str(folder.parent), "--run-id", RUN),
         *("--endpoint", "here:1", "--follow", str(os.getppid())),
     ]
+
+
+@pytest.fixture
+def node_keepers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node has keepers of its own."""
+    monkeypatch.setenv("MUSTER_KEEPER", "node")
+
+
+@pytest.mark.usefixtures("node_keepers")
+def test_keeper_of_the_node_is_asked_for_and_waited_for(folder: LocalFolder):
+    command = keeper_command(folder, RUN, "here:1")
+    found = in_thread(lambda: KeeperProcess(folder, command, is_answered).find(PATIENCE))
+    shutil.rmtree(folder.path)
+    until((folder.path / "keeper.run").exists)
+    assert (folder.path / "keeper.run").read_text() == RUN
+    keeper = FakeKeeper(Cluster(), folder.parent)
+    assert found.result(PATIENCE).token == keeper.token
+    assert keeper_process._children == []
+    keeper.stop()
+
+
+@pytest.mark.usefixtures("node_keepers")
+def test_node_without_the_keeper_that_was_promised_is_an_error_that_says_what_to_look_at(folder: LocalFolder):
+    command = keeper_command(folder, RUN, "here:1")
+    with pytest.raises(KeeperError, match="see whether `muster keep --runs` runs here for this run"):
+        KeeperProcess(folder, command, is_answered).find(0.1)
+
+
+def test_unknown_kind_of_keeper_is_refused(folder: LocalFolder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUSTER_KEEPER", "cluster")
+    with pytest.raises(EnvironmentValueError, match='it is "own" or "node"'):
+        keeper_command(folder, RUN, "here:1")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from muster.checkpoint.committed import SaveAttempt, run_mark
 
+REQUEST = "keeper.run"
+"""The name of the file that tells ``muster keep --runs`` the run whose folder this is."""
 NOTES = ".notes"
 """In an attempt's folder: the folder of the notes that this node's ranks leave for other ranks."""
 LOG_TAIL = 2_000
@@ -39,10 +41,11 @@ class LocalFolder:
 
     def __init__(self, parent: Path, run_id: str) -> None:
         self.parent = parent
+        self.run_id = run_id
         self.path = parent / f"muster-{run_mark(run_id)}"
 
     def make(self) -> None:
-        """Make it.
+        """Make it, and ask the keepers of this node for one, if there are any.
 
         Raises:
             OSError: it cannot be made, or not be written.
@@ -53,6 +56,13 @@ class LocalFolder:
                 f"{self.path} cannot be written by this user. Correct its permissions, or give another "
                 "folder: local=…"
             )
+        draft = self.path / f".{REQUEST}-{os.getpid()}"
+        draft.write_text(self.run_id)
+        draft.rename(self.path / REQUEST)
+
+    def is_requested(self) -> bool:
+        """Return whether the keepers of this node are asked for one."""
+        return (self.path / REQUEST).exists()
 
     def attempt(self, attempt: SaveAttempt) -> Path:
         """Return where the files of an attempt are."""

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from muster.worker import environment
 from muster.worker.errors import MusterError
 from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 
@@ -32,7 +33,7 @@ class KeeperProcess:
 
     Args:
         folder: the keeper's.
-        command: starts it.
+        command: starts it; empty: ``muster keep --runs`` does so on this node.
         is_answered: whether a life answers, for which it may take seconds.
         environment: its variables beside those of this process.
     """
@@ -62,9 +63,12 @@ class KeeperProcess:
         timeout = min(timeout, START_TIMEOUT)
         deadline = time.monotonic() + timeout
         while (life := self._answering()) is None:
-            with self._folder.starting() as alone:
-                if alone and not self._folder.is_kept():
-                    self._start(deadline)
+            if self._command:
+                with self._folder.starting() as alone:
+                    if alone and not self._folder.is_kept():
+                        self._start(deadline)
+            elif not self._folder.is_requested():
+                self._folder.make()  # The end of a keeper has removed the folder meanwhile.
             if time.monotonic() >= deadline:
                 raise self._error(f"did not answer within {timeout:g} s")
             time.sleep(INTERVAL)
@@ -97,6 +101,12 @@ class KeeperProcess:
         return child
 
     def _error(self, what: str) -> KeeperError:
+        if not self._command:
+            return KeeperError(
+                f"the keeper of {self._folder.path} {what}. {environment.KEEPER}={environment.NODE_KEEPER} "
+                "says that this node has one: see whether `muster keep --runs` runs here for this run, as "
+                "the same user, with the same folder, and at an address that this process reaches."
+            )
         return KeeperError(
             f"the keeper of {self._folder.path} {what}. Its log, {self._folder.log}, ends: "
             f"{self._folder.log_tail()}"
@@ -104,14 +114,19 @@ class KeeperProcess:
 
 
 def keeper_command(folder: LocalFolder, run_id: str, endpoint: str, follow: int | None = None) -> list[str]:
-    """Return the command that starts a keeper.
+    """Return the command that starts a keeper; empty: ``muster keep --runs`` does so on this node.
 
     Args:
         folder: the keeper's.
         run_id: the training job.
         endpoint: the coordinator's addresses.
         follow: the process after which it ends; default: the parent of this one, torchrun's agent.
+
+    Raises:
+        EnvironmentValueError: the environment does not say which of the two it is.
     """
+    if environment.keeper() == environment.NODE_KEEPER:
+        return []
     return [
         *(sys.executable, "-m", "muster.keeper"),
         *("--folder", str(folder.parent)),

@@ -1,7 +1,7 @@
 """A file is fetched piece by piece, verified, from whichever source has it."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,9 @@ class FakeTransport:
         data, breaks_after = self._answers[url](path)
         end = len(data) if length is None else offset + length
         return FakeStream(data[offset:end], breaks_after)
+
+    def keep_only(self, urls: Collection[str]) -> None:
+        pass
 
 
 def whole(data: bytes) -> Callable[[str], tuple[bytes, int | None]]:

@@ -1,6 +1,6 @@
 """How fast bytes came from other keepers."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -31,6 +31,9 @@ class Zeros:
 
     def read_into(self, buffer: memoryview) -> int:
         return len(buffer)
+
+    def keep_only(self, urls: Collection[str]) -> None:
+        pass
 
     def close(self) -> None:
         pass

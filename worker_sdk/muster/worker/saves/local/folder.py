@@ -50,12 +50,14 @@ class LocalFolder:
         Raises:
             OSError: it cannot be made, or not be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise PermissionError(
                 f"{self.path} cannot be written by this user. Correct its permissions, or give another "
                 "folder: local=…"
             )
+        if self.is_requested():
+            return  # The disk may be full now, which must not end the job.
         draft = self.path / f".{REQUEST}-{os.getpid()}"
         draft.write_text(self.run_id)
         draft.rename(self.path / REQUEST)

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +56,9 @@ class LocalFolder:
                 f"{self.path} cannot be written by this user. Correct its permissions, or give another "
                 "folder: local=…"
             )
-        if self.is_requested():
-            return  # The disk may be full now, which must not end the job.
+        with suppress(FileNotFoundError):
+            os.utime(self.path / REQUEST)  # This works also on a full disk, which must not end the job.
+            return
         draft = self.path / f".{REQUEST}-{os.getpid()}"
         draft.write_text(self.run_id)
         draft.rename(self.path / REQUEST)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.damage import DamageError
@@ -23,17 +23,21 @@ from muster.keeper.orders import (
     decide,
     holding,
 )
+from muster.keeper.persisting.destination import LostFilesError
 from muster.keeper.reporting import MAX_HOLDINGS, Report
 from muster.keeper.vocabulary import (
     PERSISTED,
     Attachment,
     Head,
     LocalCheckpoint,
+    Order,
     Orders,
     Peers,
     Transfer,
     attempt_name,
 )
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +64,9 @@ class Persister(Protocol):
         """Do all that comes before the commit of a checkpoint; return its path if it is committed already.
 
         Raises:
-            OSError: a part is not there.
+            LostFilesError: files were removed from shared storage, and are not on this node.
+            DamageError: a file on this node is not what was verified.
+            OSError: it cannot be read here, or written there.
             ValueError: it can never be committed.
         """
 
@@ -291,24 +297,44 @@ class Keeper:
         if (order := self.files.order(attempt)) is None:
             return
         head = await self.files.ensure_head(attempt)
-        try:
-            await self._persister.persist(order.checkpoint, head, self.files.folder.attempt(attempt), rank)
-        except DamageError as error:
-            # The file has changed since it was verified.
-            await self.files.verify_again(attempt, error.damage.file)
-            raise OSError(str(error)) from error
+        folder = self.files.folder.attempt(attempt)
+        await self._checked(attempt, self._persister.persist(order.checkpoint, head, folder, rank))
         self.files.verified.put_persisted(attempt, rank)
 
     async def _commit(self, attempt: SaveAttempt) -> None:
         if (order := self.files.order(attempt)) is None:
             return
         head = await self.files.ensure_head(attempt)
-        path = await self._persister.prepare(order.checkpoint, head, self.files.folder.attempt(attempt))
+        path = await self._prepare(order, head)
         if not path:
             # The last thing before the commit: a recovery that follows knows that it may be there.
             unsettled = await self.permits(attempt)
             path = await self._persister.commit(order.checkpoint, head, unsettled)
         self.files.verified.put_committed(attempt, path)
+
+    async def _prepare(self, order: Order, head: Head) -> str:
+        """Prepare a commit. Files that were removed from shared storage come from the nodes once more."""
+        checkpoint = order.checkpoint
+        folder = self.files.folder.attempt(checkpoint.attempt)
+        try:
+            return await self._checked(checkpoint.attempt, self._persister.prepare(checkpoint, head, folder))
+        except LostFilesError as error:
+            logger.warning("fetching what was removed from shared storage: %s", error)
+            for name in error.names:
+                await self.files.ensure_file(checkpoint.attempt, name, is_copy=True)
+        return await self._checked(checkpoint.attempt, self._persister.prepare(checkpoint, head, folder))
+
+    async def _checked(self, attempt: SaveAttempt, work: Awaitable[T]) -> T:
+        """Await work that reads verified files. If a file has changed since, verify it again.
+
+        Raises:
+            OSError: the work failed, or a file is damaged.
+        """
+        try:
+            return await work
+        except DamageError as error:
+            await self.files.verify_again(attempt, error.damage.file)
+            raise OSError(str(error)) from error
 
 
 async def _no_permit(attempt: SaveAttempt) -> Sequence[LocalCheckpoint]:

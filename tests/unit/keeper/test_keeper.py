@@ -1,7 +1,8 @@
 """A keeper retries failed actions, and keeps connections only to keepers that it may ask again."""
 
 import asyncio
-from collections.abc import Collection, Iterator
+import io
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from muster.keeper import keeper as module
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import KeeperFolder
 from muster.keeper.keeper import Keeper
+from muster.keeper.persisting.destination import LostFilesError
 from muster.keeper.reporting import MAX_HOLDINGS
-from muster.keeper.transport import Stream, TransportError
-from muster.keeper.vocabulary import Location, Order, Orders, Peers
-from tests.support.keeping.checkpoints import made_checkpoint
+from muster.keeper.transport import Stream, Transport, TransportError
+from muster.keeper.vocabulary import Head, LocalCheckpoint, Location, Order, Orders, Peers
+from tests.support.keeping.checkpoints import MadeCheckpoint, made_checkpoint
 
 SOURCE = "http://node-1:1"
 
@@ -43,8 +45,56 @@ class SilentTransport:
         self.kept = set(urls)
 
 
-class NoPersister:
-    """Nothing is to be persisted."""
+class FakePersister:
+    """Needs files on this node for a commit.
+
+    Args:
+        needed: their names.
+    """
+
+    def __init__(self, *needed: str) -> None:
+        self._needed = needed
+        self.was_prepared = asyncio.Event()
+
+    async def persist(self, checkpoint: LocalCheckpoint, head: Head, folder: Path, rank: int) -> None:
+        raise NotImplementedError
+
+    async def prepare(self, checkpoint: LocalCheckpoint, head: Head, folder: Path) -> str:
+        if gone := [name for name in self._needed if not (folder / name).exists()]:
+            raise LostFilesError(gone, "/shared/step_10")
+        self.was_prepared.set()
+        return "/shared/step_10"
+
+    async def commit(
+        self, checkpoint: LocalCheckpoint, head: Head, unsettled: Sequence[LocalCheckpoint]
+    ) -> str:
+        raise NotImplementedError
+
+
+class OneSource:
+    """A keeper that has all files of a checkpoint."""
+
+    def __init__(self, made: MadeCheckpoint) -> None:
+        self._made = made
+
+    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> "BytesStream":
+        return BytesStream(self._made.files[path.rpartition("/")[2]][offset:][:length])
+
+    def keep_only(self, urls: Collection[str]) -> None:
+        pass
+
+
+class BytesStream:
+    """Sends bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+
+    def read_into(self, buffer: memoryview) -> int:
+        return self._data.readinto(buffer)
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -53,10 +103,13 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def keeper_in(folder: Path, transport: SilentTransport, threads: ThreadPoolExecutor) -> Keeper:
+def keeper_in(
+    folder: Path, transport: Transport, threads: ThreadPoolExecutor, persister: FakePersister | None = None
+) -> Keeper:
     local = KeeperFolder(folder, "job")
     local.lock()
-    return Keeper("k0", FileStore(local, "k0", transport, threads, 10**9), NoPersister())  # type: ignore[arg-type]
+    files = FileStore(local, "k0", transport, threads, 10**9)
+    return Keeper("k0", files, persister or FakePersister())
 
 
 def orders_from(*sources: Location) -> Orders:
@@ -102,3 +155,26 @@ async def test_keeper_reports_ordered_checkpoints_and_then_the_newest(
     assert list(keeper.report().holdings) == newest
     keeper.take_orders(Orders({made[1].attempt: Order(made[1].local(), ranks=frozenset({0}))}))
     assert list(keeper.report().holdings) == [made[1].attempt, *newest[1:]]
+
+
+async def test_part_that_vanished_from_shared_storage_is_fetched_for_the_commit(
+    tmp_path: Path, threads: ThreadPoolExecutor
+):
+    made = made_checkpoint()
+    persister = FakePersister("__1_0.distcp")
+    keeper = keeper_in(tmp_path, OneSource(made), threads, persister)
+    made.write(keeper.files.folder.path, [0], head=True)
+    order = Order(
+        made.local(persist_to="/shared"),
+        ranks=frozenset({0}),
+        sources=(Location(SOURCE, frozenset({1})),),
+        commit=True,
+    )
+    keeper.take_orders(Orders({made.attempt: order}))
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(PATIENCE):
+        await persister.was_prepared.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    path = keeper.files.folder.file(made.attempt, "__1_0.distcp")
+    assert path.read_bytes() == made.files["__1_0.distcp"]

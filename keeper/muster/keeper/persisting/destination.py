@@ -1,7 +1,7 @@
 """Where a checkpoint is persisted: what a folder and a bucket have in common."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,19 @@ from muster.keeper.vocabulary import LocalCheckpoint
 
 PREFIX = "save"
 """The group of the barrier that decides a ``Checkpointer``'s saves."""
+
+
+class LostFilesError(FileNotFoundError):
+    """Files were copied to shared storage, were removed there, and are not on this node.
+
+    Args:
+        names: the files.
+        where: the place in shared storage.
+    """
+
+    def __init__(self, names: Sequence[str], where: str) -> None:
+        super().__init__(f"{', '.join(names)} of {where} is not there any more")
+        self.names = names
 
 
 class Destination(Protocol):

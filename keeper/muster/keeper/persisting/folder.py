@@ -5,9 +5,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 from muster.checkpoint.committed import Committed, UncommittedError
-from muster.checkpoint.directory import CheckpointDirectory, sync, write_synced
+from muster.checkpoint.directory import CheckpointDirectory, sync
 from muster.checkpoint.manifest import FileEntry, Manifest
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import verify
@@ -61,17 +62,27 @@ class FolderDestination:
         return not any(one.damages for one in found)
 
     def write(self, name: str, pieces: Iterable[memoryview]) -> None:
-        """Write a file, and sync it."""
-        with (self._unfinished / name).open("wb", buffering=0) as file:
-            for piece in pieces:
-                done = 0
-                while done < len(piece):
-                    done += file.write(piece[done:])
-            os.fsync(file.fileno())
+        """Write a file, and sync it. Until it is whole, it has another name.
+
+        A keeper that has lost its turn may still write a file that another one has finished.
+        """
+        draft = self._unfinished / f".{name}.{uuid4().hex}"
+        try:
+            with draft.open("xb", buffering=0) as file:
+                for piece in pieces:
+                    done = 0
+                    while done < len(piece):
+                        done += file.write(piece[done:])
+                os.fsync(file.fileno())
+            draft.rename(self._unfinished / name)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
     def write_small(self, name: str, data: bytes) -> None:
         """Write a small file, and sync it."""
-        write_synced(self._unfinished / name, data)
+        self.write(name, [memoryview(data)])
+        self.flush()
 
     def flush(self) -> None:
         """Sync the names of the files."""

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.directory import METADATA, CheckpointDirectory
 from muster.checkpoint.manifest import MANIFEST
-from muster.keeper.persisting.destination import Described, Destination
+from muster.keeper.persisting.destination import Described, Destination, LostFilesError
 from muster.keeper.persisting.folder import FolderDestination
 from muster.keeper.persisting.rate import RateLimit, give_way
 from muster.keeper.persisting.reading import verified_pieces
@@ -91,16 +92,19 @@ class SharedStoragePersister:
             for name, entry in head.manifest.files.items()
             if name != METADATA and there.get(name) != entry.size
         ]
+        # Something removed them since they were copied, such as a restart of the job.
+        if gone := [name for name in lost if not (folder / name).exists()]:
+            raise LostFilesError(gone, destination.path)
         for name in lost:
-            # Something removed it since it was copied, such as a restart of the job.
-            if not (folder / name).exists():
-                raise FileNotFoundError(
-                    f"{name} of {_named(checkpoint)} was copied to {destination.path}, and is not there"
-                )
             destination.enter(head.entry(name).rank or 0)
             self._copy(destination, head, folder, [name])
-        for name in (METADATA, MANIFEST):
-            destination.write_small(name, (folder / name).read_bytes())
+        # The files of the head may have been damaged since the keeper verified them.
+        metadata = verified_pieces(folder / METADATA, METADATA, head.entry(METADATA), lambda _: None)
+        destination.write_small(METADATA, b"".join(map(bytes, metadata)))
+        manifest = (folder / MANIFEST).read_bytes()
+        if not head.reference.matches(manifest):
+            raise DamageError(Damage.found(MANIFEST, "it is not what was written"))
+        destination.write_small(MANIFEST, manifest)
         return ""
 
     def _commit(self, checkpoint: LocalCheckpoint, head: Head, unsettled: Sequence[LocalCheckpoint]) -> str:

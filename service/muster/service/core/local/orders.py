@@ -58,6 +58,8 @@ def orders_for(
         if one is persisting:
             persist = tuple(rank for rank in sorted(held) if _persists(keeper, keepers, one, rank))
             commit = one.is_all_persisted and committer(one) == keeper.info.id
+        # Before a commit, the keeper may have to replace files that were removed from shared storage.
+        needed = set(range(one.checkpoint.world_size)) if commit else wanted
         orders.append(
             Order(
                 one.checkpoint,
@@ -65,7 +67,7 @@ def orders_for(
                 tuple(sorted(wanted | held)),
                 _elsewhere(keeper, everywhere)
                 if is_loading
-                else _sources(keeper, keepers, one, sorted(wanted - held)),
+                else _sources(keeper, keepers, one, sorted(needed - held)),
                 persist,
                 commit,
             )

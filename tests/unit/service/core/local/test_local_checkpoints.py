@@ -363,6 +363,22 @@ def test_checkpoint_without_upload_progress_is_given_up_for_a_newer_one():
     assert [one.checkpoint.step for one in job.orders("k0").checkpoints if one.persist] == [10]
 
 
+def test_committer_is_told_the_sources_of_all_parts():
+    job = Job(replicas=0)
+    job.connect_all()
+    first = Attempt(1, 0)
+    job.commit(first, 10, persist_to="/shared")
+    for node in range(3):
+        job.report(node, first, {node})
+    assert [one.sources for one in job.orders("k0").checkpoints] == [()]
+    for node in range(3):
+        job.report(node, first, {node}, persisted_ranks=frozenset({node}))
+    (order,) = job.orders("k0").checkpoints
+    assert order.commit
+    assert order.ranks == (0,)
+    assert [(one.url, one.ranks) for one in order.sources] == [("http://k1", (1,)), ("http://k2", (2,))]
+
+
 def test_coordinator_that_has_lost_its_state_has_nothing_deleted():
     job = Job()
     job.connect_all(generation=3)

@@ -121,6 +121,7 @@ class FileStore:
             raise NoSourceError(f"checkpoint {attempt_name(attempt)} has no file {name}")
         if again:
             await self.verify_again(attempt, name)
+            await self.ensure_head(attempt)  # A damaged file of the head is replaced.
         await self.ensure_file(attempt, name, is_copy=False)
         return self.folder.file(attempt, name)
 

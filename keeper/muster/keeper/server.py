@@ -201,10 +201,10 @@ class Site:
         for one in wanted:
             match one:
                 case [int(rank), str(note)]:
-                    reads.append(self._in_thread(self._reading(attempt, rank, note)))
+                    reads.append(self._reading(attempt, rank, note))
                 case _:
                     raise RefusedError(400, f"{one!r} is not a rank and its note")
-        notes = await asyncio.gather(*reads)
+        notes = await asyncio.gather(*map(self._in_thread, reads))
         return web.json_response({"notes": [b64encode(note).decode() for note in notes]})
 
     def _reading(self, attempt: SaveAttempt, rank: int, note: str) -> Callable[[], bytes]:

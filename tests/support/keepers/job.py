@@ -78,6 +78,8 @@ class Job:
         self._rows: dict[bytes, bytes] = {}
         self._ids = count(1)
         self._steps = count(0)
+        self._world_sizes: dict[int, int] = {}
+        """By generation."""
         self._asking: dict[SessionId, tuple[int, int, int]] = {}
         """The ranks that wait for a decision: generation, number, rank."""
         self._committing: dict[SessionId, tuple[LocalCheckpoint, Level]] = {}
@@ -415,7 +417,9 @@ class Job:
         session = next(self._ids)
         self._asking[session] = generation, number, rank
         absent = self.absent if (generation, number) == (self.generation, self.number) else ()
-        self.step(Recover(session, RUN, generation, number, self.world_size, absent))
+        # A rank of an earlier generation asks with the world size of its own.
+        world_size = self._world_sizes.setdefault(generation, self.world_size)
+        self.step(Recover(session, RUN, generation, number, world_size, absent))
 
     def hang_up(self) -> None:
         """All calls end without an answer."""

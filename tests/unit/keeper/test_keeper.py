@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,3 +179,16 @@ async def test_part_that_vanished_from_shared_storage_is_fetched_for_the_commit(
     await asyncio.gather(running, return_exceptions=True)
     path = keeper.files.folder.file(made.attempt, "__1_0.distcp")
     assert path.read_bytes() == made.files["__1_0.distcp"]
+
+
+async def test_head_file_that_turns_out_damaged_is_fetched_again(tmp_path: Path, threads: ThreadPoolExecutor):
+    made = made_checkpoint()
+    keeper = keeper_in(tmp_path, OneSource(made), threads)
+    made.write(keeper.files.folder.path, [0], head=True)
+    keeper.take_orders(orders_from(Location(SOURCE, frozenset({0}))))
+    path = await keeper.files.path_of(made.attempt, ".metadata")
+    before = path.stat()
+    path.write_bytes(bytes(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    again = await keeper.files.path_of(made.attempt, ".metadata", again=True)
+    assert again.read_bytes() == made.files[".metadata"]

@@ -36,6 +36,19 @@ def recovery_superseded(run_id: str, generation: int, number: int) -> Refusal:
     )
 
 
+def recovery_mismatched(run_id: str, generation: int, number: int, first: int, other: int) -> Refusal:
+    """Return the refusal of all ranks that ask for a decision with different world sizes.
+
+    It keeps invariant 8 (disagreement fails for all).
+    """
+    return Refusal(
+        Reason.RECOVERY_MISMATCHED,
+        f"the ranks of run {run_id} ask for decision {number} of generation {generation} with world sizes "
+        f"{first} and {other}. All of them are refused. Start all ranks of a generation with the same world "
+        "size.",
+    )
+
+
 def keeper_replaced(run_id: str, keeper: KeeperInfo) -> Refusal:
     """Return the refusal that ends a keeper's stream when the keeper opens another one."""
     return Refusal(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from muster.service.core.local import refusals
 from muster.service.core.local.copies import Copies, surplus, unsettled, unsettled_before
 from muster.service.core.local.keepers import Keeper, Keepers
+from muster.service.core.local.levels import is_replicated
 from muster.service.core.local.orders import (
     committer,
     locations_of,
@@ -42,6 +43,7 @@ from muster.service.core.vocabulary.local import (
     RequestPermit,
 )
 from muster.service.core.vocabulary.model import Instant, SessionId
+from muster.service.core.vocabulary.refusal import Refusal
 
 ORDERS_PAUSE = 0.05
 """Seconds for which orders are collected after a keeper was lost."""
@@ -302,7 +304,7 @@ class LocalTier:
             persisted_as = persisted_as or holding.persisted_as
         if persisted_as:
             record = replace(record, level=Level.PERSISTED, persisted_as=persisted_as)
-        if record.level < Level.REPLICATED and self._is_replicated(copies):
+        if record.level < Level.REPLICATED and is_replicated(copies, self.keepers):
             record = replace(record, level=Level.REPLICATED)
         if record.level <= copies.level:
             return
@@ -321,23 +323,6 @@ class LocalTier:
                 del self._waiting[session]
                 effects.send(session, LocalCommitted(record.level))
 
-    def _is_replicated(self, copies: Copies) -> bool:
-        """Whether each part is on enough nodes, in as many failure domains as placement can reach."""
-        needed = 1 + copies.checkpoint.replicas
-        if needed == 1 or not copies.has_all_copies:
-            return False
-        domains = {keeper.info.id: keeper.domain for keeper in self.keepers}
-        placed: dict[int, int] = {}
-        """By rank: the domains that its part and the copies of it get."""
-        for origin, holders in self.keepers.placement.items():
-            # One that was removed since counts as a domain of its own.
-            reached = len({domains.get(one, one) for one in (origin, *holders)})
-            placed.update(dict.fromkeys(self.keepers.ranks_of(origin), reached))
-        return all(
-            len({domains[holder] for holder in holders}) >= min(placed.get(rank, 1), needed)
-            for rank, holders in enumerate(copies.holders)
-        )
-
     def _drop(self, copies: Copies, effects: Effects) -> None:
         del self._copies[copies.attempt]
         effects.records.append(ForgetLocalCheckpoint(self.run_id, copies.attempt))
@@ -349,10 +334,12 @@ class LocalTier:
         """Answer what to resume from, at once or when it is decided.
 
         Raises:
-            Refusal: RECOVERY_SUPERSEDED.
+            Refusal: RECOVERY_SUPERSEDED or RECOVERY_MISMATCHED.
         """
         asked, last = (event.generation, event.number), self.recovery
         if last is not None and asked == (last.generation, last.number):
+            if event.world_size != last.world_size:
+                raise refusals.recovery_mismatched(self.run_id, *asked, last.world_size, event.world_size)
             answer = self._answer(last)
             if answer is None:
                 raise refusals.recovery_superseded(self.run_id, *asked)
@@ -368,6 +355,10 @@ class LocalTier:
         if pending is None:
             pending = self._pending = PendingRecovery(*asked, event.world_size, event.without_local)
             self._settle(event.absent, effects)
+        if pending.world_size != event.world_size:
+            refusal = refusals.recovery_mismatched(self.run_id, *asked, pending.world_size, event.world_size)
+            self._refuse_pending(pending, effects, refusal)
+            raise refusal
         pending.waiters.add(event.session)
         self._review(now, effects)
 
@@ -432,8 +423,10 @@ class LocalTier:
                 if copies.is_in_shared_storage_alone:
                     self._drop(copies, effects)
 
-    def _refuse_pending(self, pending: PendingRecovery, effects: Effects) -> None:
-        refusal = refusals.recovery_superseded(self.run_id, pending.generation, pending.number)
+    def _refuse_pending(
+        self, pending: PendingRecovery, effects: Effects, refusal: Refusal | None = None
+    ) -> None:
+        refusal = refusal or refusals.recovery_superseded(self.run_id, pending.generation, pending.number)
         for waiter in pending.waiters:
             effects.send(waiter, Refused(refusal))
         self._pending = None

@@ -99,6 +99,8 @@ def _pending(tier: LocalTier, one: Copies, persisting: Copies | None) -> str:
         persisted = newest_persisted(tier.copies)
         if persisted is not None and persisted.attempt > one.attempt:
             return "is not persisted, because a later checkpoint is in shared storage"
+        if one.is_given_up:
+            return "is not persisted, because shared storage took nothing of it for too long"
         if one is not persisting:
             return "waits for an earlier checkpoint to be persisted"
         return f"parts of {len(one.persisted)} of {one.checkpoint.world_size} ranks are in shared storage"

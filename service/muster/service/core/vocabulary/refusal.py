@@ -48,6 +48,7 @@ class Reason(enum.StrEnum):
     STALE_OPERATION = enum.auto()
     ATTEMPT_SUPERSEDED = enum.auto()
     RECOVERY_SUPERSEDED = enum.auto()
+    RECOVERY_MISMATCHED = enum.auto()
     KEEPER_NOT_CONNECTED = enum.auto()
     TOKEN_MISSING = enum.auto()
     TOKEN_UNKNOWN = enum.auto()

@@ -12,6 +12,7 @@ from muster.service.core.vocabulary.local import (
     Level,
     LocalCommitted,
     Peers,
+    Recover,
     ReportKeeper,
     ReportTaken,
     Transfer,
@@ -361,6 +362,36 @@ def test_checkpoint_without_upload_progress_is_given_up_for_a_newer_one():
     job.now += 901
     job.step(Tick())
     assert [one.checkpoint.step for one in job.orders("k0").checkpoints if one.persist] == [10]
+    shown = local_tier(job.core.run(RUN).local, Instant(job.now, job.now)).checkpoints
+    assert [one.pending for one in shown] == [
+        "parts of 0 of 3 ranks are in shared storage",
+        "is not persisted, because shared storage took nothing of it for too long",
+    ]
+
+
+def test_recovery_with_different_world_sizes_is_refused_for_all():
+    job = Job()
+    job.connect(0)
+    waiting = job.recover(1)
+    other = job.session()
+    job.step(Recover(other, RUN, 1, 0, 4))
+    for session in (waiting, other):
+        answer = job.answer(session)
+        assert isinstance(answer, Refused)
+        assert answer.refusal.reason is Reason.RECOVERY_MISMATCHED
+        assert "world sizes 3 and 4" in answer.refusal.message
+
+
+def test_rank_with_another_world_size_does_not_hear_a_decision():
+    job = Job()
+    job.connect_all()
+    job.save(Attempt(1, 0), 10)
+    assert chosen(job, job.recover(1)) == Attempt(1, 0)
+    other = job.session()
+    job.step(Recover(other, RUN, 1, 0, 4))
+    answer = job.answer(other)
+    assert isinstance(answer, Refused)
+    assert answer.refusal.reason is Reason.RECOVERY_MISMATCHED
 
 
 def test_committer_is_told_the_sources_of_all_parts():

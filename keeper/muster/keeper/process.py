@@ -22,7 +22,7 @@ from muster.keeper.measuring import MeasuredTransport
 from muster.keeper.persisting.persister import SharedStoragePersister
 from muster.keeper.server import Site
 from muster.keeper.settings import KeeperSettings, own_host, url_of
-from muster.keeper.tls import contexts
+from muster.keeper.tls import Tls
 from muster.keeper.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
@@ -76,9 +76,9 @@ async def run_keeper(settings: KeeperSettings) -> None:
     async with AsyncExitStack() as stack:
         folder.lock()
         stack.callback(folder.retract)
-        tls = contexts(settings.credentials)
-        serving, calling = tls or (None, None)
-        keeper, site = _assemble(settings, folder, calling, stack)
+        tls = Tls.of(settings.credentials)
+        serving = tls.for_serving() if tls is not None else None
+        keeper, site = _assemble(settings, folder, tls, stack)
         peers = await _serve(stack, site.for_peers(), *settings.listen, serving)
         ranks = await _serve(stack, site.for_ranks(), *settings.listen_ranks, None)
         host = settings.advertise or await asyncio.to_thread(own_host, settings.endpoint)
@@ -103,12 +103,12 @@ async def run_keeper(settings: KeeperSettings) -> None:
 
 
 def _assemble(
-    settings: KeeperSettings, folder: KeeperFolder, tls: ssl.SSLContext | None, stack: AsyncExitStack
+    settings: KeeperSettings, folder: KeeperFolder, tls: Tls | None, stack: AsyncExitStack
 ) -> tuple[Keeper, Site]:
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-keeper")
     stack.callback(threads.shutdown, wait=False, cancel_futures=True)
     keepers: list[Keeper] = []
-    transport = HttpTransport(lambda: keepers[0].peers.token, tls)
+    transport = HttpTransport(lambda: keepers[0].peers.token, tls.for_calling if tls is not None else None)
     stack.callback(transport.close)
     quota = settings.quota or folder.default_quota()
     keeper_id = folder.id()

@@ -81,10 +81,10 @@ class HttpTransport:
 
     Args:
         token: returns the token that keepers of the run show each other.
-        tls: this keeper's certificate, and the authority of the others; None: without TLS.
+        tls: returns this keeper's certificate and the authority of the others; None: without TLS.
     """
 
-    def __init__(self, token: Callable[[], str], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, token: Callable[[], str], tls: Callable[[], ssl.SSLContext] | None = None) -> None:
         self._token = token
         self._tls = tls
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
@@ -149,7 +149,7 @@ class HttpTransport:
         if self._tls is None:
             raise ValueError("it speaks TLS, and this keeper has no certificate")
         return http.client.HTTPSConnection(
-            split.hostname or "", split.port, timeout=CONNECT_TIMEOUT, context=self._tls
+            split.hostname or "", split.port, timeout=CONNECT_TIMEOUT, context=self._tls()
         )
 
     def _take(self, url: str) -> http.client.HTTPConnection | None:

@@ -15,7 +15,7 @@ from lab.authority import Authority
 from lab.patience import PATIENCE, until
 from muster.client.credentials import Credentials
 from muster.keeper import transport as module
-from muster.keeper.tls import contexts
+from muster.keeper.tls import Tls
 from muster.keeper.transport import HttpTransport, TransportError, read_all
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -134,11 +134,9 @@ def test_read_from_a_silent_peer_ends_with_tls_and_without(
     monkeypatch.setattr(module, "READ_TIMEOUT", 0.1)
     authority = Authority(tmp_path)
     pair = authority.issue("node")
-    tls = contexts(Credentials(ca=authority.ca, cert=pair.cert, key=pair.key))
-    assert tls is not None
-    serving, calling = tls
-    transport = HttpTransport(lambda: "token", calling)
-    for context in (None, serving):
+    tls = Tls(Credentials(ca=authority.ca, cert=pair.cert, key=pair.key))
+    transport = HttpTransport(lambda: "token", tls.for_calling)
+    for context in (None, tls.for_serving()):
         peer = peer_of(lambda _: HALF, context)
         with pytest.raises(TransportError, match="broke off"):
             in_time(partial(_read, transport, peer.url), peer)

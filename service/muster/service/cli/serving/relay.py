@@ -14,7 +14,7 @@ from muster.service.cli.failure import Exit, fail
 from muster.service.security.config import Security, TrafficLimits, tls_files
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_RELAY"}
-"""``--patience-ms`` is also ``MUSTER_RELAY_PATIENCE_MS``."""
+"""``--fold-window-ms`` is also ``MUSTER_RELAY_FOLD_WINDOW_MS``."""
 
 
 def _upstream(value: str) -> str:
@@ -48,7 +48,7 @@ def relay(
         str,
         typer.Option(metavar="HOST:PORT", help="Where to show /metrics, /healthz, /readyz; empty: nowhere."),
     ] = "",
-    patience_ms: Annotated[
+    fold_window_ms: Annotated[
         float,
         typer.Option(
             min=0.0, max=1000.0, help="For how long the first of a node's arrivals waits for the others."
@@ -120,7 +120,7 @@ def relay(
             listen=parse_listen_address(listen),
             upstream=upstream,
             http=Address.parse(http) if http else None,
-            fold_window=patience_ms / 1000,
+            fold_window=fold_window_ms / 1000,
             socket_mode=int(socket_mode, 8),
             insecure=insecure,
             max_message_bytes=max_message_bytes or most_of_default(Limits()),

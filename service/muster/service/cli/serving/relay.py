@@ -114,6 +114,7 @@ def relay(
     from muster.service.core.vocabulary.limits import Limits
     from muster.service.rpc.server import max_message_bytes as most_of_default
     from muster.service.telemetry import logs
+    from muster.serving.heap import return_freed_memory
 
     try:
         settings = RelaySettings(
@@ -142,6 +143,7 @@ def relay(
             "certificates. Leave those out, or listen on HOST:PORT.",
             Exit.USAGE,
         )
+    return_freed_memory()
     logs.configure("console")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

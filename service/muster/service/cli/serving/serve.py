@@ -329,8 +329,10 @@ def serve(
     from muster.service.app import serve as run_coordinator
     from muster.service.storage.engine import StorageError
     from muster.service.telemetry import logs
+    from muster.serving.heap import return_freed_memory
 
     told = configured(ctx)
+    return_freed_memory()
     logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,0 +1,47 @@
+"""The memory of freed messages goes back to the system."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import pathlib, re, sys
+from muster.serving.heap import return_freed_memory
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text()).group(1)) >> 10
+
+if sys.argv[1] == "returns":
+    return_freed_memory()
+bytearray(2 << 20)  # Once such a block is freed, glibc takes the next ones from its heap.
+before = resident()
+large, small = [], []
+for _ in range(64):
+    large.append(bytearray(b"x") * (1 << 20))
+    small.append(bytearray(b"x") * 10_000)
+large.clear()
+print(resident() - before)
+"""
+
+
+def kept(argument: str, **environment: str) -> int:
+    """Return the MiB that a process keeps of 64 MiB in large blocks that it has freed."""
+    command = [sys.executable, "-c", PROGRAM, argument]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_freed_large_blocks_leave_memory_though_small_ones_stay():
+    assert kept("returns") < 8
+
+
+@pytest.mark.parametrize(
+    ("argument", "environment"),
+    [("keeps", {}), ("returns", {"MALLOC_MMAP_THRESHOLD_": str(16 << 20)})],
+)
+def test_default_of_glibc_keeps_them_and_the_environment_wins(argument: str, environment: dict[str, str]):
+    assert kept(argument, **environment) > 48

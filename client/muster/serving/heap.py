@@ -1,8 +1,8 @@
 """The options of glibc's heap by which a server returns the memory of large messages to the system.
 
-By default glibc takes large blocks from its heaps once it has freed one, and a few small blocks that stay keep
-the pages around them. A server that had 400 MiB in use had 700 MiB in memory. The system's C library may be
-another one, or an allocator may be preloaded: then nothing changes.
+By default glibc takes large blocks from its heaps once it has freed one, and a few small blocks that stay
+keep the pages around them. A server that had 400 MiB in use had 700 MiB in memory. The system's C library may
+be another one, or an allocator may be preloaded: then nothing changes.
 """
 
 import ctypes

@@ -76,7 +76,8 @@ class Admission:
         return read if self.traffic is None else self.traffic.paced(self.peer, read)
 
 
-ADMISSION: ContextVar[Admission] = ContextVar("admission", default=Admission())  # noqa: B039  # frozen
+NOT_ADMITTED = Admission()
+ADMISSION: ContextVar[Admission] = ContextVar("admission", default=NOT_ADMITTED)
 """The admission of the current task's call, for handlers that show it or that read the run id later."""
 
 
@@ -159,7 +160,11 @@ class _Guarded:
                 await self.traffic.pace_all()
             admission = Admission(grant, self.traffic, peer, validity)
             ADMISSION.set(admission)
-            yield admission
+            try:
+                yield admission
+            finally:
+                # The admission's timeout refers to the call's task, and so to this context.
+                ADMISSION.set(NOT_ADMITTED)
 
     @asynccontextmanager
     async def _granted(self) -> AsyncIterator[tuple[Grant | None, asyncio.Timeout | None]]:

@@ -141,6 +141,20 @@ async def test_caller_is_known_before_its_request_is_parsed():
     assert caught.value.reason is Reason.INVALID_ARGUMENT
 
 
+async def test_call_leaves_no_garbage():
+    world = World()
+    gc.disable()
+    try:
+        task = asyncio.create_task(world.get(get("a-1")))
+        await task
+        ended = weakref.ref(task)
+        del task
+        await asyncio.sleep(0)  # The loop's last callback refers to the task.
+        assert ended() is None
+    finally:
+        gc.enable()
+
+
 class LargeAnswer(bytearray):
     """Bytes that can be watched by a weak reference."""
 

@@ -45,3 +45,26 @@ def test_freed_large_blocks_leave_memory_though_small_ones_stay():
 )
 def test_default_of_glibc_keeps_them_and_the_environment_wins(argument: str, environment: dict[str, str]):
     assert kept(argument, **environment) > 48
+
+
+SCATTERED = """
+import ctypes, pathlib, re
+from muster.serving.heap import HeapTrimmer
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text()).group(1)) >> 10
+
+before = resident()
+blocks = [bytearray(b"x") * 16_384 for _ in range(8_192)]
+del blocks[::2]
+held = resident() - before
+HeapTrimmer(128 << 20).trim()
+assert resident() - before > held - 8, "little is free, and trimmed nevertheless"
+assert HeapTrimmer(32 << 20).trim()
+print(held - (resident() - before))
+"""
+
+
+def test_trim_returns_pages_between_blocks_in_use():
+    done = subprocess.run([sys.executable, "-c", SCATTERED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 32

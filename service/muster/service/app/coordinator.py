@@ -34,6 +34,7 @@ from muster.service.telemetry.state_collector import Scrape, StateCollector
 from muster.service.telemetry.traces import Traces
 from muster.service.version import VERSION
 from muster.service.web.site import build_site
+from muster.serving.heap import keep_heaps_trimmed
 
 
 async def _nothing() -> None:
@@ -116,6 +117,7 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         )
         site = site_runner(application, config, security)
         freshness = asyncio.create_task(security.keep_fresh())
+        trimming = asyncio.create_task(keep_heaps_trimmed())
         try:
             await hooks.before_serving()
             port = await start_rpc(rpc.server, config.listen, security)
@@ -135,6 +137,7 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
             freshness.cancel()
+            trimming.cancel()
             await _end(driver, rpc, hooks, config.drain_grace if stop.is_set() else 0)
             await site.cleanup()
         if driver.failed.done():

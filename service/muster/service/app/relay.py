@@ -38,6 +38,7 @@ from muster.service.telemetry.relay_metrics import RelayMetrics
 from muster.service.version import VERSION
 from muster.service.web.site import add_probes
 from muster.serving.connections import address_of
+from muster.serving.heap import keep_heaps_trimmed
 
 REQUESTS = {
     f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
@@ -99,7 +100,7 @@ async def run_relay(settings: RelaySettings) -> None:
         served = await start(config, stats)
     except (ListenError, RuntimeError, OSError) as error:
         raise StartError(str(error)) from error
-    fresh = asyncio.create_task(security.keep_fresh())
+    fresh = asyncio.gather(security.keep_fresh(), keep_heaps_trimmed())
     site = None
     log = structlog.get_logger()
     try:

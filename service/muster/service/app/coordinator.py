@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from muster.service.address import Address
 from muster.service.app.context import AppContext
 from muster.service.app.ports import (
+    keep_bounded,
     max_connections,
     rpc_guard,
     site_runner,
@@ -34,7 +35,6 @@ from muster.service.telemetry.state_collector import Scrape, StateCollector
 from muster.service.telemetry.traces import Traces
 from muster.service.version import VERSION
 from muster.service.web.site import build_site
-from muster.serving.heap import keep_heaps_trimmed
 
 
 async def _nothing() -> None:
@@ -117,10 +117,11 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         )
         site = site_runner(application, config, security)
         freshness = asyncio.create_task(security.keep_fresh())
-        trimming = asyncio.create_task(keep_heaps_trimmed())
+        upkeep: asyncio.Task[None] | None = None
         try:
             await hooks.before_serving()
             port = await start_rpc(rpc.server, config.listen, security)
+            upkeep = asyncio.create_task(keep_bounded(config.security, port))
             http = await start_site(site, config, security)
             await hooks.on_serving()
             driver.serve()
@@ -137,7 +138,8 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
             freshness.cancel()
-            trimming.cancel()
+            if upkeep is not None:
+                upkeep.cancel()
             await _end(driver, rpc, hooks, config.drain_grace if stop.is_set() else 0)
             await site.cleanup()
         if driver.failed.done():

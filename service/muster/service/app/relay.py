@@ -20,6 +20,7 @@ from muster.service.address import Address
 from muster.service.app.ports import (
     StartError,
     check_exposed,
+    keep_bounded,
     max_connections,
     open_security,
     open_site_runner,
@@ -38,7 +39,6 @@ from muster.service.telemetry.relay_metrics import RelayMetrics
 from muster.service.version import VERSION
 from muster.service.web.site import add_probes
 from muster.serving.connections import address_of
-from muster.serving.heap import keep_heaps_trimmed
 
 REQUESTS = {
     f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
@@ -100,7 +100,8 @@ async def run_relay(settings: RelaySettings) -> None:
         served = await start(config, stats)
     except (ListenError, RuntimeError, OSError) as error:
         raise StartError(str(error)) from error
-    fresh = asyncio.gather(security.keep_fresh(), keep_heaps_trimmed())
+    port = Address.parse(settings.listen.address).port if settings.listen.path is None else None
+    fresh = asyncio.gather(security.keep_fresh(), keep_bounded(settings.security, port))
     site = None
     log = structlog.get_logger()
     try:

@@ -15,7 +15,7 @@ from muster.service.core.vocabulary.refusal import limit_exceeded
 
 OPEN_REQUEST_BYTES = 4_096
 """Size limit of one request. A health check has only the name of a service."""
-MAX_READS = 4
+MAX_READS = 2
 """Concurrent reads of one address."""
 TURN_TIMEOUT = 1.0
 """Seconds that a request waits for earlier ones."""

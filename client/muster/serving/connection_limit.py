@@ -16,7 +16,7 @@ OPEN_FILES = "/proc/self/fd"
 INTERVAL = 0.25
 """Seconds between two looks at the connections."""
 SHARE = 50
-"""The pause between two looks is at least so many times as long as a look."""
+"""The pause between two looks is at least so many times as long as a look takes of a CPU."""
 TELL_INTERVAL = 10.0
 """Seconds between two reports of the connections that have been ended."""
 
@@ -42,14 +42,19 @@ class ConnectionLimit:
         untold: Counter[str] = Counter()
         told = -math.inf
         while True:
-            began = time.monotonic()
-            untold.update(await asyncio.to_thread(self.look))
-            if untold and began - told >= TELL_INTERVAL:
+            now = time.monotonic()
+            ended, seconds = await asyncio.to_thread(self._timed_look)
+            untold.update(ended)
+            if untold and now - told >= TELL_INTERVAL:
                 for address, count in untold.items():
                     self._ended(address, count)
                 untold.clear()
-                told = began
-            await asyncio.sleep(max(INTERVAL, SHARE * (time.monotonic() - began)))
+                told = now
+            await asyncio.sleep(max(INTERVAL, SHARE * seconds))
+
+    def _timed_look(self) -> tuple[Counter[str], float]:
+        began = time.thread_time()
+        return self.look(), time.thread_time() - began
 
     def look(self) -> Counter[str]:
         """End the connections beyond the limit.

@@ -28,8 +28,8 @@ class HeapOption:
 OPTIONS = (
     # A fixed threshold. Larger blocks are mappings of their own, which are gone once they are freed.
     HeapOption(-3, "MALLOC_MMAP_THRESHOLD_", 128 << 10),
-    # Bytes that a heap may keep at its end, so that bursts of small messages do not move that end each time.
-    HeapOption(-1, "MALLOC_TRIM_THRESHOLD_", 4 << 20),
+    # Free bytes that a heap may keep at its end. Large blocks would be taken from a longer end.
+    HeapOption(-1, "MALLOC_TRIM_THRESHOLD_", 256 << 10),
     # The default is 8 for each core, and what a thread of gRPC has freed stays in its arena.
     HeapOption(-8, "MALLOC_ARENA_MAX", 2),
 )

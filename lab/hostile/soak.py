@@ -31,6 +31,8 @@ MESSAGES_PER_SECOND = 1_000
 """Limit of one address, as docs/security.md advises."""
 CONNECTIONS = 64
 """Limit of one address: eight processes of a node each have one, and others wait until theirs are closed."""
+GATHERED_BYTES = 32 << 20
+"""Limit of the payloads of all runs."""
 SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at the memory."""
 HONEST = "lab.hostile.honest"
@@ -181,6 +183,7 @@ class Soak:
         limits = (
             f"--max-messages-per-second-per-peer={MESSAGES_PER_SECOND}",
             f"--max-connections-per-peer={CONNECTIONS}",
+            f"--max-total-gather-bytes={GATHERED_BYTES}",
         )
         self.coordinator = self.stack.enter_context(
             Coordinator(

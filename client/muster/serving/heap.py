@@ -36,7 +36,7 @@ OPTIONS = (
 
 TRIM_INTERVAL = 1.0
 """Seconds between two looks at the heaps."""
-TRIM_BYTES = 32 << 20
+TRIM_BYTES = 16 << 20
 """Free bytes in all heaps above which they are trimmed."""
 MIN_CHANGE = 1 << 20
 """Bytes by which the use of the heaps has changed if a trim is worth its while."""

@@ -16,6 +16,7 @@ import grpc
 
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.interceptors.open_reads import OPEN_REQUEST_BYTES, OpenReads
+from muster.service.rpc.interceptors.open_reads import READ_TIMEOUT as OPEN_READ_TIMEOUT
 from muster.service.rpc.interceptors.refusals import Continuation, Parse, parsed
 from muster.service.rpc.interceptors.unsent import Answers, log_slow_reader
 from muster.service.security import access
@@ -30,7 +31,7 @@ from muster.serving.options import READ_TIMEOUT
 from muster.serving.writes import Writes
 
 SMALL_READ_TIMEOUT = 5.0
-"""Seconds for small requests: those of callers without a token, or of viewers."""
+"""Seconds for small requests, which are those of viewers."""
 FEW = 8
 """Small requests of one token that may be awaited at once. They may turn out to be large."""
 CROWDED_READ_TIMEOUT = 0.2
@@ -191,7 +192,7 @@ class _Guarded:
     async def _read_open(self, address: str, context: Any) -> Any:
         """Read the request of a caller without a token."""
         async with self.open_reads.turn(address):
-            data = await self._read_within(SMALL_READ_TIMEOUT, context)
+            data = await self._read_within(OPEN_READ_TIMEOUT, context)
             if data is grpc.aio.EOF or (size := len(data)) <= OPEN_REQUEST_BYTES:
                 return data
             del data  # The exception refers to this frame, and would keep the data alive.

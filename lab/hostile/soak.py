@@ -29,8 +29,8 @@ RANKS = 8
 """Ranks of the job. Every second rank connects through the relay."""
 MESSAGES_PER_SECOND = 1_000
 """Limit of one address, as docs/security.md advises."""
-CONNECTIONS = 64
-"""Limit of one address: eight processes of a node each have one, and others wait until theirs are closed."""
+CONNECTIONS = 32
+"""Limit of one address: enough for 16 processes of a node and its agent."""
 GATHERED_BYTES = 32 << 20
 """Limit of the payloads of all runs."""
 SAMPLE_INTERVAL = 0.5

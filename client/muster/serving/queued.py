@@ -4,7 +4,7 @@ from collections import Counter
 
 from muster.serving.budget import SMALL
 
-MAX_BYTES = 32 << 20
+MAX_BYTES = 64 << 20
 """Bytes in all outboxes. A message for many streams is in memory once, and counts once."""
 
 

@@ -285,7 +285,9 @@ class _Guarded:
             with self.traffic.stream(address_of(context.peer())):
                 async with self._admitted(context) as admission:
                     async for response in behavior(await self._request(admission, context), context):
-                        await self._respond(admission, response, context)
+                        answer = [response]
+                        del response
+                        await self._respond(admission, answer.pop(), context)
 
         return call
 
@@ -302,11 +304,15 @@ class _Guarded:
             with self.traffic.stream(address_of(context.peer()), "dialogue"):
                 async with self._admitted(context) as admission:
                     async for response in behavior(self._requests(admission, context), context):
-                        await self._respond(admission, response, context)
+                        answer = [response]
+                        del response  # Do not keep it in memory beside its bytes, nor until the next one.
+                        await self._respond(admission, answer.pop(), context)
 
         return call
 
     async def _requests(self, admission: Admission, context: Any) -> AsyncIterator[Any]:
         read = admission.paced(context.read)
         while (data := await read()) is not grpc.aio.EOF:
-            yield self._checked(admission, data)
+            made = [self._checked(admission, data)]
+            del data
+            yield made.pop()  # This frame keeps no request while it waits for the next.

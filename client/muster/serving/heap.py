@@ -19,7 +19,7 @@ class HeapOption:
     """One option of ``mallopt``."""
 
     number: int
-    """Of glibc's ``malloc.h``."""
+    """The constant in glibc's ``malloc.h``."""
     variable: str
     """The environment variable by which the user may set it."""
     value: int

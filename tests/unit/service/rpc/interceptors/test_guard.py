@@ -142,56 +142,6 @@ async def test_caller_is_known_before_its_request_is_parsed():
     assert caught.value.reason is Reason.INVALID_ARGUMENT
 
 
-async def test_call_leaves_no_garbage():
-    world = World()
-    gc.disable()
-    try:
-        task = asyncio.create_task(world.get(get("a-1")))
-        await task
-        ended = weakref.ref(task)
-        del task
-        await asyncio.sleep(0)  # The loop's last callback refers to the task.
-        assert ended() is None
-    finally:
-        gc.enable()
-
-
-class Watched(bytearray):
-    """Bytes that can be watched by a weak reference."""
-
-
-async def test_dialogue_that_waits_keeps_neither_request_nor_answer():
-    world = World(role=None)
-    seen: list[weakref.ref[Watched]] = []
-    waits = asyncio.Event()
-
-    async def behavior(requests: Any, context: Any) -> Any:
-        async for request in requests:
-            seen.append(weakref.ref(request))
-            del request
-            answer = [Watched(b"answer")]
-            seen.append(weakref.ref(answer[0]))
-            yield answer.pop()
-
-    class Waiting(Context):
-        async def read(self) -> Any:
-            if not self._sent:
-                waits.set()
-                await asyncio.Event().wait()
-            return self._sent.pop(0)
-
-        async def write(self, response: Any) -> None: ...
-
-    made: Any = grpc.stream_stream_rpc_method_handler(behavior, Watched, bytes)
-    handler = await world.handler("/muster.v1.StoreService/Operate", made)
-    dialogue = asyncio.create_task(handler.stream_stream(None, Waiting(b"request")))
-    waiting = asyncio.create_task(waits.wait())
-    await asyncio.wait([dialogue, waiting], return_when=asyncio.FIRST_COMPLETED)
-    assert not dialogue.done()
-    assert [one() for one in seen] == [None, None]
-    dialogue.cancel()
-
-
 class LargeAnswer(bytearray):
     """Bytes that can be watched by a weak reference."""
 

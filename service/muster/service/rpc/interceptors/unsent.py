@@ -10,9 +10,9 @@ import structlog
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.serving.budget import ByteBudget
 
-MAX_ANSWER_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 32 << 20
 """Size limit of all unread answers to calls."""
-MAX_ANSWER_BYTES_PER_ADDRESS = 32 << 20
+MAX_ANSWER_BYTES_PER_ADDRESS = 16 << 20
 """Size limit of the unread answers to one address. It exceeds that of ``muster.serving.writes``, where
 waiting answers end the connection of a reader that takes none."""
 PLACE_TIMEOUT = 20.0

@@ -64,6 +64,8 @@ class Line(Stream):
             session_pb2.Process(rank=rank, incarnation=uuid.uuid4().hex, host=host, pid=1 + rank)
             for rank in self._ranks
         ]
-        await self._call.write(session_pb2.ConnectRequest(enter=session_pb2.Enter(processes=processes)))
-        await read_until(self._call, "entered")
+        await self._call.write(
+            session_pb2.ConnectRequest(add_processes=session_pb2.AddProcesses(processes=processes))
+        )
+        await read_until(self._call, "processes_added")
         await self._join(world_size)

@@ -49,9 +49,9 @@ class Node:
         self._call = aio.sessions(self._channel).Connect(wait_for_ready=True)
         hello = session_pb2.Hello(run_id=RUN_ID, protocol_version=1, relay=f"{self._host}:1")
         await self._say(session_pb2.ConnectRequest(hello=hello), "welcome")
-        enter = session_pb2.Enter(processes=self._processes)
-        said = await self._say(session_pb2.ConnectRequest(enter=enter), "entered")
-        for process, entry in zip(self._processes, said.entered.entries, strict=True):
+        enter = session_pb2.AddProcesses(processes=self._processes)
+        said = await self._say(session_pb2.ConnectRequest(add_processes=enter), "entered")
+        for process, entry in zip(self._processes, said.processes_added.entries, strict=True):
             process.ordinal = entry.ordinal
 
     async def join(self, group: str) -> None:

@@ -29,6 +29,10 @@ RANKS = 8
 """Ranks of the job. Every second rank connects through the relay."""
 MESSAGES_PER_SECOND = 1_000
 """Limit of one address, as docs/security.md advises."""
+CONNECTIONS = 32
+"""Limit of one address: enough for 16 processes of a node and its agent."""
+GATHERED_BYTES = 32 << 20
+"""Limit of the payloads of all runs."""
 SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at the memory."""
 HONEST = "lab.hostile.honest"
@@ -176,10 +180,14 @@ class Soak:
         serves_tls = (f"--tls-cert={pair.cert}", f"--tls-key={pair.key}")
         asks = f"--tokens-file={self.folder / 'tokens.toml'}"
         context = ssl.create_default_context(cafile=authority.ca)
-        limit = f"--max-messages-per-second-per-peer={MESSAGES_PER_SECOND}"
+        limits = (
+            f"--max-messages-per-second-per-peer={MESSAGES_PER_SECOND}",
+            f"--max-connections-per-peer={CONNECTIONS}",
+            f"--max-total-gather-bytes={GATHERED_BYTES}",
+        )
         self.coordinator = self.stack.enter_context(
             Coordinator(
-                self.folder, https=context, extra=(*serves_tls, asks, limit, "--http-tls", "--http-tokens")
+                self.folder, https=context, extra=(*serves_tls, asks, *limits, "--http-tls", "--http-tokens")
             )
         )
         trust = {**os.environ, "MUSTER_TLS_CA": str(authority.ca)}
@@ -188,7 +196,7 @@ class Soak:
                 self.folder,
                 self.coordinator.endpoint,
                 listen=f"127.0.0.1:{free_port()}",
-                extra=(*serves_tls, asks),
+                extra=(*serves_tls, asks, limits[1]),
                 environment={**trust, "MUSTER_TOKEN": secret("relay")},
             )
         )

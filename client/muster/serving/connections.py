@@ -33,19 +33,24 @@ def _shut(peer: str) -> bool:
     address = address_of(peer)
     if address == peer:
         return False
-    wanted = (_plain(address), int(peer.rpartition(":")[2]))
+    wanted = (plain(address), int(peer.rpartition(":")[2]))
     found = False
     for file in Path("/proc/self/fd").iterdir():
         # A copy keeps the connection, even if gRPC closes its own file and the number is reused.
-        with suppress(OSError), _copy_of(int(file.name)) as connection:
+        with suppress(OSError), copy_of(int(file.name)) as connection:
             name = connection.getpeername()
-            if isinstance(name, tuple) and (_plain(name[0]), name[1]) == wanted:
+            if isinstance(name, tuple) and (plain(name[0]), name[1]) == wanted:
                 connection.shutdown(socket.SHUT_RDWR)
                 found = True
     return found
 
 
-def _copy_of(file: int) -> socket.socket:
+def copy_of(file: int) -> socket.socket:
+    """Return a copy of an open file that is a socket.
+
+    Raises:
+        OSError: it is closed, or no socket.
+    """
     copy = os.dup(file)
     try:
         return socket.socket(fileno=copy)
@@ -54,7 +59,7 @@ def _copy_of(file: int) -> socket.socket:
         raise
 
 
-def _plain(host: str) -> str:
+def plain(host: str) -> str:
     """Return an IP address in one form, whether a socket for both versions has it or one for IPv4."""
     address = ip_address(host)
     return str(getattr(address, "ipv4_mapped", None) or address)

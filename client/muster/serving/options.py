@@ -11,6 +11,8 @@ IDLE_TIMEOUT_MS = 10_000
 open connections, and one that answers pings would stay for ever."""
 READ_TIMEOUT = 60.0
 """Seconds that the request of a call may take to come."""
+READ_CHUNK_BYTES = 64 << 10
+"""Size limit of one read from a connection."""
 MAX_CONNECTIONS = 2**31 - 2
 """gRPC takes no bound above that."""
 IDENTITY = 1
@@ -30,6 +32,8 @@ def server_options(
     """
     return [
         ("grpc.so_reuseport", 0),
+        # By default a connection that has received large messages keeps a buffer of up to 4 MiB for the next.
+        ("grpc.experimental.tcp_max_read_chunk_size", READ_CHUNK_BYTES),
         # Probing for bandwidth sends a ping for each small message: a sixth of the cost of an arrival.
         ("grpc.http2.bdp_probe", 0),
         # gRPC limits the size before a message is inflated: 16 KiB may become 16 MiB.

@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 from muster.serving.budget import SMALL
 from muster.serving.connections import address_of, end_connection
 
-MAX_BYTES = 32 << 20
+MAX_BYTES = 16 << 20
 """Bytes of the messages that are being written to all readers. They take twice that in memory."""
-MAX_BYTES_PER_ADDRESS = 16 << 20
+MAX_BYTES_PER_ADDRESS = 8 << 20
 """The same, for the readers at one address. It leaves room for others."""
 MAX_ENDED = 1_000
 """Number of ended connections that are remembered."""

@@ -242,8 +242,8 @@ class StacksRequest(google.protobuf.message.Message):
 global___StacksRequest = StacksRequest
 
 @typing.final
-class Onlooked(google.protobuf.message.Message):
-    """Onlooked is one process that was asked."""
+class ProbedProcess(google.protobuf.message.Message):
+    """ProbedProcess is one process that was asked."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -272,7 +272,7 @@ class Onlooked(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["host", b"host", "pid", b"pid", "rank", b"rank", "report", b"report"]) -> None: ...
 
-global___Onlooked = Onlooked
+global___ProbedProcess = ProbedProcess
 
 @typing.final
 class Crowd(google.protobuf.message.Message):
@@ -286,7 +286,7 @@ class Crowd(google.protobuf.message.Message):
     line: builtins.str
     """The same in a line, for people. Of those that said nothing it says why."""
     @property
-    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Onlooked]:
+    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProbedProcess]:
         """Who."""
 
     @property
@@ -296,7 +296,7 @@ class Crowd(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        members: collections.abc.Iterable[global___Onlooked] | None = ...,
+        members: collections.abc.Iterable[global___ProbedProcess] | None = ...,
         threads: collections.abc.Iterable[global___Thread] | None = ...,
         line: builtins.str = ...,
     ) -> None: ...

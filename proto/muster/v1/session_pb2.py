@@ -27,7 +27,7 @@ from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 from muster.v1 import insight_pb2 as muster_dot_v1_dot_insight__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/session.proto\x12\tmuster.v1\x1a\x19google/protobuf/any.proto\x1a\x16muster/v1/common.proto\x1a\x17muster/v1/insight.proto\"\xc8\x02\n\x0e\x43onnectRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.muster.v1.HelloH\x00\x12*\n\njoin_group\x18\x02 \x01(\x0b\x32\x14.muster.v1.JoinGroupH\x00\x12#\n\x06\x61rrive\x18\x03 \x01(\x0b\x32\x11.muster.v1.ArriveH\x00\x12%\n\x07goodbye\x18\x04 \x01(\x0b\x32\x12.muster.v1.GoodbyeH\x00\x12!\n\x05\x65nter\x18\x05 \x01(\x0b\x32\x10.muster.v1.EnterH\x00\x12\x1f\n\x04part\x18\x06 \x01(\x0b\x32\x0f.muster.v1.PartH\x00\x12)\n\tinspected\x18\x07 \x01(\x0b\x32\x14.muster.v1.InspectedH\x00\x12!\n\x05steps\x18\x08 \x01(\x0b\x32\x10.muster.v1.StepsH\x00\x42\t\n\x07message\"\xe2\x03\n\x0f\x43onnectResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.muster.v1.WelcomeH\x00\x12.\n\x0cgroup_joined\x18\x02 \x01(\x0b\x32\x16.muster.v1.GroupJoinedH\x00\x12\'\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x13.muster.v1.DecisionH\x00\x12\'\n\x08progress\x18\x04 \x01(\x0b\x32\x13.muster.v1.ProgressH\x00\x12%\n\x07refusal\x18\x05 \x01(\x0b\x32\x12.muster.v1.RefusalH\x00\x12!\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x10.muster.v1.DrainH\x00\x12#\n\x06\x63losed\x18\x07 \x01(\x0b\x32\x11.muster.v1.ClosedH\x00\x12%\n\x07\x65ntered\x18\t \x01(\x0b\x32\x12.muster.v1.EnteredH\x00\x12#\n\x06parted\x18\n \x01(\x0b\x32\x11.muster.v1.PartedH\x00\x12%\n\x07inspect\x18\x0b \x01(\x0b\x32\x12.muster.v1.InspectH\x00\x12*\n\nsave_asked\x18\x0c \x01(\x0b\x32\x14.muster.v1.SaveAskedH\x00\x12\r\n\x05ranks\x18\x08 \x03(\x05\x42\t\n\x07message\"\xa1\x01\n\x07Process\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x16\n\tnode_rank\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x61ge_ms\x18\x07 \x01(\x04\x12\x11\n\tnode_name\x18\x08 \x01(\tB\x0c\n\n_node_rank\"\x90\x01\n\x05Hello\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12%\n\tprocesses\x18\x03 \x03(\x0b\x32\x12.muster.v1.Process\x12\x13\n\x0bsdk_version\x18\x04 \x01(\t\x12\x18\n\x10protocol_version\x18\x05 \x01(\r\x12\r\n\x05relay\x18\x06 \x01(\t\".\n\x05\x45nter\x12%\n\tprocesses\x18\x01 \x03(\x0b\x32\x12.muster.v1.Process\",\n\x07\x45ntered\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.muster.v1.Entry\"=\n\x05\x45ntry\x12\x0f\n\x07ordinal\x18\x01 \x01(\x04\x12#\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.muster.v1.Refusal\":\n\x04Part\x12\r\n\x05ranks\x18\x01 \x03(\x05\x12#\n\x07goodbye\x18\x02 \x01(\x0b\x32\x12.muster.v1.Goodbye\"\x17\n\x06Parted\x12\r\n\x05ranks\x18\x01 \x03(\x05\"\xbd\x01\n\x07Welcome\x12\x1b\n\x13\x63oordinator_version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0esession_ttl_ms\x18\x03 \x01(\r\x12\x19\n\x11max_payload_bytes\x18\x04 \x01(\x04\x12\x10\n\x08ordinals\x18\x05 \x03(\x04\x12\x10\n\x08replicas\x18\x06 \x03(\t\x12\x14\n\x0ckeepalive_ms\x18\x07 \x01(\r\x12\x19\n\x11steps_interval_ms\x18\x08 \x01(\r\"T\n\tJoinGroup\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x14\n\x0cparticipants\x18\x03 \x03(\x05\x12\r\n\x05ranks\x18\x04 \x03(\x05\"*\n\x08Position\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"E\n\x0bGroupJoined\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12&\n\tpositions\x18\x02 \x03(\x0b\x32\x13.muster.v1.Position\"q\n\x07\x41rrival\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x14\n\x07\x66\x61ilure\x18\x03 \x01(\tH\x00\x88\x01\x01\x12%\n\x05write\x18\x04 \x01(\x0b\x32\x16.muster.v1.WriteReportB\n\n\x08_failure\"\x92\x01\n\x06\x41rrive\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x04\x12$\n\x08\x61rrivals\x18\x04 \x03(\x0b\x32\x12.muster.v1.Arrival\x12\x19\n\x11progress_after_ms\x18\x05 \x01(\x04\x12\x11\n\twaited_ms\x18\x06 \x01(\x04\"+\n\x05Steps\x12\"\n\x05steps\x18\x01 \x03(\x0b\x32\x13.muster.v1.RankStep\"&\n\x08RankStep\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x89\x01\n\x08Progress\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x61rrived\x18\x03 \x01(\x05\x12\x10\n\x08required\x18\x04 \x01(\x05\x12\'\n\x07missing\x18\x05 \x03(\x0b\x32\x16.muster.v1.MissingRank\x12\x0f\n\x07message\x18\x06 \x01(\t\"\xa2\x01\n\x07Refusal\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x15\n\x08sequence\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\x12(\n\nerror_info\x18\x05 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x11\n\x04rank\x18\x06 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_sequenceB\x07\n\x05_rank\"\x8e\x01\n\tSaveAsked\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x16\n\x0esince_sequence\x18\x02 \x01(\x04\x12\x0c\n\x04stop\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\twithdrawn\x18\x05 \x01(\x08\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"\x1f\n\x05\x44rain\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r2V\n\x0eSessionService\x12\x44\n\x07\x43onnect\x12\x19.muster.v1.ConnectRequest\x1a\x1a.muster.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/session.proto\x12\tmuster.v1\x1a\x19google/protobuf/any.proto\x1a\x16muster/v1/common.proto\x1a\x17muster/v1/insight.proto\"\xee\x02\n\x0e\x43onnectRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.muster.v1.HelloH\x00\x12*\n\njoin_group\x18\x02 \x01(\x0b\x32\x14.muster.v1.JoinGroupH\x00\x12#\n\x06\x61rrive\x18\x03 \x01(\x0b\x32\x11.muster.v1.ArriveH\x00\x12%\n\x07goodbye\x18\x04 \x01(\x0b\x32\x12.muster.v1.GoodbyeH\x00\x12\x30\n\radd_processes\x18\x05 \x01(\x0b\x32\x17.muster.v1.AddProcessesH\x00\x12\x36\n\x10remove_processes\x18\x06 \x01(\x0b\x32\x1a.muster.v1.RemoveProcessesH\x00\x12)\n\tinspected\x18\x07 \x01(\x0b\x32\x14.muster.v1.InspectedH\x00\x12!\n\x05steps\x18\x08 \x01(\x0b\x32\x10.muster.v1.StepsH\x00\x42\t\n\x07message\"\x86\x04\n\x0f\x43onnectResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.muster.v1.WelcomeH\x00\x12.\n\x0cgroup_joined\x18\x02 \x01(\x0b\x32\x16.muster.v1.GroupJoinedH\x00\x12\'\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x13.muster.v1.DecisionH\x00\x12\'\n\x08progress\x18\x04 \x01(\x0b\x32\x13.muster.v1.ProgressH\x00\x12%\n\x07refusal\x18\x05 \x01(\x0b\x32\x12.muster.v1.RefusalH\x00\x12!\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x10.muster.v1.DrainH\x00\x12#\n\x06\x63losed\x18\x07 \x01(\x0b\x32\x11.muster.v1.ClosedH\x00\x12\x34\n\x0fprocesses_added\x18\t \x01(\x0b\x32\x19.muster.v1.ProcessesAddedH\x00\x12\x38\n\x11processes_removed\x18\n \x01(\x0b\x32\x1b.muster.v1.ProcessesRemovedH\x00\x12%\n\x07inspect\x18\x0b \x01(\x0b\x32\x12.muster.v1.InspectH\x00\x12*\n\nsave_asked\x18\x0c \x01(\x0b\x32\x14.muster.v1.SaveAskedH\x00\x12\r\n\x05ranks\x18\x08 \x03(\x05\x42\t\n\x07message\"\xa1\x01\n\x07Process\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0f\n\x07ordinal\x18\x05 \x01(\x04\x12\x16\n\tnode_rank\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x61ge_ms\x18\x07 \x01(\x04\x12\x11\n\tnode_name\x18\x08 \x01(\tB\x0c\n\n_node_rank\"\x90\x01\n\x05Hello\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12%\n\tprocesses\x18\x03 \x03(\x0b\x32\x12.muster.v1.Process\x12\x13\n\x0bsdk_version\x18\x04 \x01(\t\x12\x18\n\x10protocol_version\x18\x05 \x01(\r\x12\r\n\x05relay\x18\x06 \x01(\t\"5\n\x0c\x41\x64\x64Processes\x12%\n\tprocesses\x18\x01 \x03(\x0b\x32\x12.muster.v1.Process\"3\n\x0eProcessesAdded\x12!\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x10.muster.v1.Entry\"=\n\x05\x45ntry\x12\x0f\n\x07ordinal\x18\x01 \x01(\x04\x12#\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.muster.v1.Refusal\"E\n\x0fRemoveProcesses\x12\r\n\x05ranks\x18\x01 \x03(\x05\x12#\n\x07goodbye\x18\x02 \x01(\x0b\x32\x12.muster.v1.Goodbye\"!\n\x10ProcessesRemoved\x12\r\n\x05ranks\x18\x01 \x03(\x05\"\xbd\x01\n\x07Welcome\x12\x1b\n\x13\x63oordinator_version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0esession_ttl_ms\x18\x03 \x01(\r\x12\x19\n\x11max_payload_bytes\x18\x04 \x01(\x04\x12\x10\n\x08ordinals\x18\x05 \x03(\x04\x12\x10\n\x08replicas\x18\x06 \x03(\t\x12\x14\n\x0ckeepalive_ms\x18\x07 \x01(\r\x12\x19\n\x11steps_interval_ms\x18\x08 \x01(\r\"T\n\tJoinGroup\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x14\n\x0cparticipants\x18\x03 \x03(\x05\x12\r\n\x05ranks\x18\x04 \x03(\x05\"*\n\x08Position\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"E\n\x0bGroupJoined\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12&\n\tpositions\x18\x02 \x03(\x0b\x32\x13.muster.v1.Position\"q\n\x07\x41rrival\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x14\n\x07\x66\x61ilure\x18\x03 \x01(\tH\x00\x88\x01\x01\x12%\n\x05write\x18\x04 \x01(\x0b\x32\x16.muster.v1.WriteReportB\n\n\x08_failure\"\x92\x01\n\x06\x41rrive\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x03 \x01(\x04\x12$\n\x08\x61rrivals\x18\x04 \x03(\x0b\x32\x12.muster.v1.Arrival\x12\x19\n\x11progress_after_ms\x18\x05 \x01(\x04\x12\x11\n\twaited_ms\x18\x06 \x01(\x04\"+\n\x05Steps\x12\"\n\x05steps\x18\x01 \x03(\x0b\x32\x13.muster.v1.RankStep\"&\n\x08RankStep\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x89\x01\n\x08Progress\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x61rrived\x18\x03 \x01(\x05\x12\x10\n\x08required\x18\x04 \x01(\x05\x12\'\n\x07missing\x18\x05 \x03(\x0b\x32\x16.muster.v1.MissingRank\x12\x0f\n\x07message\x18\x06 \x01(\t\"\xa2\x01\n\x07Refusal\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x15\n\x08sequence\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0f\n\x07message\x18\x04 \x01(\t\x12(\n\nerror_info\x18\x05 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x11\n\x04rank\x18\x06 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_sequenceB\x07\n\x05_rank\"\x8e\x01\n\tSaveAsked\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x16\n\x0esince_sequence\x18\x02 \x01(\x04\x12\x0c\n\x04stop\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\twithdrawn\x18\x05 \x01(\x08\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_deadline_ms\"\x1f\n\x05\x44rain\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r2V\n\x0eSessionService\x12\x44\n\x07\x43onnect\x12\x19.muster.v1.ConnectRequest\x1a\x1a.muster.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,49 +35,49 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.session_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONNECTREQUEST']._serialized_start=115
-  _globals['_CONNECTREQUEST']._serialized_end=443
-  _globals['_CONNECTRESPONSE']._serialized_start=446
-  _globals['_CONNECTRESPONSE']._serialized_end=928
-  _globals['_PROCESS']._serialized_start=931
-  _globals['_PROCESS']._serialized_end=1092
-  _globals['_HELLO']._serialized_start=1095
-  _globals['_HELLO']._serialized_end=1239
-  _globals['_ENTER']._serialized_start=1241
-  _globals['_ENTER']._serialized_end=1287
-  _globals['_ENTERED']._serialized_start=1289
-  _globals['_ENTERED']._serialized_end=1333
-  _globals['_ENTRY']._serialized_start=1335
-  _globals['_ENTRY']._serialized_end=1396
-  _globals['_PART']._serialized_start=1398
-  _globals['_PART']._serialized_end=1456
-  _globals['_PARTED']._serialized_start=1458
-  _globals['_PARTED']._serialized_end=1481
-  _globals['_WELCOME']._serialized_start=1484
-  _globals['_WELCOME']._serialized_end=1673
-  _globals['_JOINGROUP']._serialized_start=1675
-  _globals['_JOINGROUP']._serialized_end=1759
-  _globals['_POSITION']._serialized_start=1761
-  _globals['_POSITION']._serialized_end=1803
-  _globals['_GROUPJOINED']._serialized_start=1805
-  _globals['_GROUPJOINED']._serialized_end=1874
-  _globals['_ARRIVAL']._serialized_start=1876
-  _globals['_ARRIVAL']._serialized_end=1989
-  _globals['_ARRIVE']._serialized_start=1992
-  _globals['_ARRIVE']._serialized_end=2138
-  _globals['_STEPS']._serialized_start=2140
-  _globals['_STEPS']._serialized_end=2183
-  _globals['_RANKSTEP']._serialized_start=2185
-  _globals['_RANKSTEP']._serialized_end=2223
-  _globals['_GOODBYE']._serialized_start=2225
-  _globals['_GOODBYE']._serialized_end=2250
-  _globals['_PROGRESS']._serialized_start=2253
-  _globals['_PROGRESS']._serialized_end=2390
-  _globals['_REFUSAL']._serialized_start=2393
-  _globals['_REFUSAL']._serialized_end=2555
-  _globals['_SAVEASKED']._serialized_start=2558
-  _globals['_SAVEASKED']._serialized_end=2700
-  _globals['_DRAIN']._serialized_start=2702
-  _globals['_DRAIN']._serialized_end=2733
-  _globals['_SESSIONSERVICE']._serialized_start=2735
-  _globals['_SESSIONSERVICE']._serialized_end=2821
+  _globals['_CONNECTREQUEST']._serialized_end=481
+  _globals['_CONNECTRESPONSE']._serialized_start=484
+  _globals['_CONNECTRESPONSE']._serialized_end=1002
+  _globals['_PROCESS']._serialized_start=1005
+  _globals['_PROCESS']._serialized_end=1166
+  _globals['_HELLO']._serialized_start=1169
+  _globals['_HELLO']._serialized_end=1313
+  _globals['_ADDPROCESSES']._serialized_start=1315
+  _globals['_ADDPROCESSES']._serialized_end=1368
+  _globals['_PROCESSESADDED']._serialized_start=1370
+  _globals['_PROCESSESADDED']._serialized_end=1421
+  _globals['_ENTRY']._serialized_start=1423
+  _globals['_ENTRY']._serialized_end=1484
+  _globals['_REMOVEPROCESSES']._serialized_start=1486
+  _globals['_REMOVEPROCESSES']._serialized_end=1555
+  _globals['_PROCESSESREMOVED']._serialized_start=1557
+  _globals['_PROCESSESREMOVED']._serialized_end=1590
+  _globals['_WELCOME']._serialized_start=1593
+  _globals['_WELCOME']._serialized_end=1782
+  _globals['_JOINGROUP']._serialized_start=1784
+  _globals['_JOINGROUP']._serialized_end=1868
+  _globals['_POSITION']._serialized_start=1870
+  _globals['_POSITION']._serialized_end=1912
+  _globals['_GROUPJOINED']._serialized_start=1914
+  _globals['_GROUPJOINED']._serialized_end=1983
+  _globals['_ARRIVAL']._serialized_start=1985
+  _globals['_ARRIVAL']._serialized_end=2098
+  _globals['_ARRIVE']._serialized_start=2101
+  _globals['_ARRIVE']._serialized_end=2247
+  _globals['_STEPS']._serialized_start=2249
+  _globals['_STEPS']._serialized_end=2292
+  _globals['_RANKSTEP']._serialized_start=2294
+  _globals['_RANKSTEP']._serialized_end=2332
+  _globals['_GOODBYE']._serialized_start=2334
+  _globals['_GOODBYE']._serialized_end=2359
+  _globals['_PROGRESS']._serialized_start=2362
+  _globals['_PROGRESS']._serialized_end=2499
+  _globals['_REFUSAL']._serialized_start=2502
+  _globals['_REFUSAL']._serialized_end=2664
+  _globals['_SAVEASKED']._serialized_start=2667
+  _globals['_SAVEASKED']._serialized_end=2809
+  _globals['_DRAIN']._serialized_start=2811
+  _globals['_DRAIN']._serialized_end=2842
+  _globals['_SESSIONSERVICE']._serialized_start=2844
+  _globals['_SESSIONSERVICE']._serialized_end=2930
 # @@protoc_insertion_point(module_scope)

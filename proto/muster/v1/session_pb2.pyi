@@ -25,8 +25,8 @@ class ConnectRequest(google.protobuf.message.Message):
     JOIN_GROUP_FIELD_NUMBER: builtins.int
     ARRIVE_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
-    ENTER_FIELD_NUMBER: builtins.int
-    PART_FIELD_NUMBER: builtins.int
+    ADD_PROCESSES_FIELD_NUMBER: builtins.int
+    REMOVE_PROCESSES_FIELD_NUMBER: builtins.int
     INSPECTED_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     @property
@@ -46,11 +46,11 @@ class ConnectRequest(google.protobuf.message.Message):
         """Leaves for good; barriers that still need it fail at once."""
 
     @property
-    def enter(self) -> global___Enter:
+    def add_processes(self) -> global___AddProcesses:
         """Processes of a relay's node begin to speak on its stream."""
 
     @property
-    def part(self) -> global___Part:
+    def remove_processes(self) -> global___RemoveProcesses:
         """Processes of a relay's node speak on its stream no more."""
 
     @property
@@ -68,14 +68,14 @@ class ConnectRequest(google.protobuf.message.Message):
         join_group: global___JoinGroup | None = ...,
         arrive: global___Arrive | None = ...,
         goodbye: global___Goodbye | None = ...,
-        enter: global___Enter | None = ...,
-        part: global___Part | None = ...,
+        add_processes: global___AddProcesses | None = ...,
+        remove_processes: global___RemoveProcesses | None = ...,
         inspected: muster.v1.insight_pb2.Inspected | None = ...,
         steps: global___Steps | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrive", b"arrive", "enter", b"enter", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "part", b"part", "steps", b"steps"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye", "enter", "part", "inspected", "steps"] | None: ...
+    def HasField(self, field_name: typing.Literal["add_processes", b"add_processes", "arrive", b"arrive", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "remove_processes", b"remove_processes", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["add_processes", b"add_processes", "arrive", b"arrive", "goodbye", b"goodbye", "hello", b"hello", "inspected", b"inspected", "join_group", b"join_group", "message", b"message", "remove_processes", b"remove_processes", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "join_group", "arrive", "goodbye", "add_processes", "remove_processes", "inspected", "steps"] | None: ...
 
 global___ConnectRequest = ConnectRequest
 
@@ -92,8 +92,8 @@ class ConnectResponse(google.protobuf.message.Message):
     REFUSAL_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
-    ENTERED_FIELD_NUMBER: builtins.int
-    PARTED_FIELD_NUMBER: builtins.int
+    PROCESSES_ADDED_FIELD_NUMBER: builtins.int
+    PROCESSES_REMOVED_FIELD_NUMBER: builtins.int
     INSPECT_FIELD_NUMBER: builtins.int
     SAVE_ASKED_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
@@ -126,12 +126,12 @@ class ConnectResponse(google.protobuf.message.Message):
         """The run is closed: it admits no newcomers. Barriers go on."""
 
     @property
-    def entered(self) -> global___Entered:
-        """The answer to an Enter."""
+    def processes_added(self) -> global___ProcessesAdded:
+        """The answer to an AddProcesses."""
 
     @property
-    def parted(self) -> global___Parted:
-        """The answer to a Part."""
+    def processes_removed(self) -> global___ProcessesRemoved:
+        """The answer to a RemoveProcesses."""
 
     @property
     def inspect(self) -> muster.v1.insight_pb2.Inspect:
@@ -155,15 +155,15 @@ class ConnectResponse(google.protobuf.message.Message):
         refusal: global___Refusal | None = ...,
         drain: global___Drain | None = ...,
         closed: muster.v1.common_pb2.Closed | None = ...,
-        entered: global___Entered | None = ...,
-        parted: global___Parted | None = ...,
+        processes_added: global___ProcessesAdded | None = ...,
+        processes_removed: global___ProcessesRemoved | None = ...,
         inspect: muster.v1.insight_pb2.Inspect | None = ...,
         save_asked: global___SaveAsked | None = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "refusal", b"refusal", "save_asked", b"save_asked", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "entered", b"entered", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "parted", b"parted", "progress", b"progress", "ranks", b"ranks", "refusal", b"refusal", "save_asked", b"save_asked", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed", "entered", "parted", "inspect", "save_asked"] | None: ...
+    def HasField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "processes_added", b"processes_added", "processes_removed", b"processes_removed", "progress", b"progress", "refusal", b"refusal", "save_asked", b"save_asked", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "decision", b"decision", "drain", b"drain", "group_joined", b"group_joined", "inspect", b"inspect", "message", b"message", "processes_added", b"processes_added", "processes_removed", b"processes_removed", "progress", b"progress", "ranks", b"ranks", "refusal", b"refusal", "save_asked", b"save_asked", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "group_joined", "decision", "progress", "refusal", "drain", "closed", "processes_added", "processes_removed", "inspect", "save_asked"] | None: ...
 
 global___ConnectResponse = ConnectResponse
 
@@ -238,8 +238,8 @@ class Hello(google.protobuf.message.Message):
     protocol_version: builtins.int
     """The version of this protocol that the worker speaks; this file is version 1."""
     relay: builtins.str
-    """Set by a relay: its host and process id, for people. Its Hello names no processes; they enter and part one by one,
-    each judged for itself.
+    """Set by a relay: its host and process id, for people. Its Hello names no processes: AddProcesses does, and each is judged
+    for itself.
     """
     @property
     def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Process]:
@@ -260,9 +260,9 @@ class Hello(google.protobuf.message.Message):
 global___Hello = Hello
 
 @typing.final
-class Enter(google.protobuf.message.Message):
-    """Enter begins to speak for processes on a relay's stream, as a Hello does for one that has a stream of its own. A
-    process that enters again, since its connection to the relay broke, is the same one.
+class AddProcesses(google.protobuf.message.Message):
+    """AddProcesses lets processes speak on a relay's stream, as a Hello does for one that has a stream of its own. A process
+    that is added again, since its connection to the relay broke, is the same one.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -279,18 +279,18 @@ class Enter(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["processes", b"processes"]) -> None: ...
 
-global___Enter = Enter
+global___AddProcesses = AddProcesses
 
 @typing.final
-class Entered(google.protobuf.message.Message):
-    """Entered answers an Enter."""
+class ProcessesAdded(google.protobuf.message.Message):
+    """ProcessesAdded answers an AddProcesses."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: builtins.int
     @property
     def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Entry]:
-        """One for each process, in the order of the Enter."""
+        """One for each process, in the order of the AddProcesses."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class Entered(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["entries", b"entries"]) -> None: ...
 
-global___Entered = Entered
+global___ProcessesAdded = ProcessesAdded
 
 @typing.final
 class Entry(google.protobuf.message.Message):
@@ -327,8 +327,8 @@ class Entry(google.protobuf.message.Message):
 global___Entry = Entry
 
 @typing.final
-class Part(google.protobuf.message.Message):
-    """Part ends the speaking for some processes of a relay's stream; the others go on."""
+class RemoveProcesses(google.protobuf.message.Message):
+    """RemoveProcesses names processes that no longer speak on a relay's stream; the others go on."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -353,18 +353,18 @@ class Part(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["goodbye", b"goodbye"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["goodbye", b"goodbye", "ranks", b"ranks"]) -> None: ...
 
-global___Part = Part
+global___RemoveProcesses = RemoveProcesses
 
 @typing.final
-class Parted(google.protobuf.message.Message):
-    """Parted answers a Part: what follows from it is durable."""
+class ProcessesRemoved(google.protobuf.message.Message):
+    """ProcessesRemoved answers a RemoveProcesses: what follows from it is durable."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANKS_FIELD_NUMBER: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The ranks of the Part."""
+        """The ranks of the RemoveProcesses."""
 
     def __init__(
         self,
@@ -373,7 +373,7 @@ class Parted(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["ranks", b"ranks"]) -> None: ...
 
-global___Parted = Parted
+global___ProcessesRemoved = ProcessesRemoved
 
 @typing.final
 class Welcome(google.protobuf.message.Message):

@@ -125,10 +125,10 @@ class DownstreamStream:
             self._join(request.join_group)
         elif kind == "hello":
             self._say_hello(request.hello)
-        elif kind == "enter":
-            self._enter(request.enter)
-        elif kind == "part":
-            self._part(request.part)
+        elif kind == "add_processes":
+            self._add_processes(request.add_processes)
+        elif kind == "remove_processes":
+            self._remove_processes(request.remove_processes)
         elif kind == "goodbye":
             self._goodbye(request.goodbye)
         elif kind == "inspected":
@@ -150,7 +150,11 @@ class DownstreamStream:
             raise refusals.other_protocol(hello.protocol_version, self._router.version, PROTOCOL_VERSION)
         self._check_run(hello.run_id)
         if hello.relay and hello.processes:
-            raise refusals.invalid("processes", f"{len(hello.processes)} of them", "a relay's are to Enter")
+            raise refusals.invalid(
+                "processes",
+                f"{len(hello.processes)} of them",
+                "a relay's Hello names none; AddProcesses names them",
+            )
         _check_processes(hello.processes)
         if not hello.relay:
             _check_ranks(hello.processes)
@@ -161,10 +165,10 @@ class DownstreamStream:
         else:
             self._add(hello.processes, self._answer_hello)
 
-    def _enter(self, enter: pb.Enter) -> None:
-        self._check_relay("Enter")
-        _check_processes(enter.processes)
-        self._add(enter.processes, self._answer_enter)
+    def _add_processes(self, request: pb.AddProcesses) -> None:
+        self._check_relay("AddProcesses")
+        _check_processes(request.processes)
+        self._add(request.processes, self._answer_added)
 
     def _add(self, processes: Sequence[pb.Process], answer: Callable[[list[pb.Entry]], None]) -> None:
         """Add each process to an upstream stream, and answer when the coordinator has answered for all."""
@@ -236,13 +240,13 @@ class DownstreamStream:
                 self._send(pb.ConnectResponse(refusal=refusals.not_in_session(rank, prefix, sequence)))
         return by_upstream
 
-    def _part(self, part: pb.Part) -> None:
-        self._check_relay("Part")
-        _check_length("ranks", part.ranks)
-        parted = pb.ConnectResponse(parted=pb.Parted(ranks=part.ranks))
-        goodbye = part.goodbye if part.HasField("goodbye") else None
-        _check_reason(part.goodbye)
-        self._remove(list(part.ranks), goodbye, lambda: self._send(parted))
+    def _remove_processes(self, request: pb.RemoveProcesses) -> None:
+        self._check_relay("RemoveProcesses")
+        _check_length("ranks", request.ranks)
+        parted = pb.ConnectResponse(processes_removed=pb.ProcessesRemoved(ranks=request.ranks))
+        goodbye = request.goodbye if request.HasField("goodbye") else None
+        _check_reason(request.goodbye)
+        self._remove(list(request.ranks), goodbye, lambda: self._send(parted))
 
     def _goodbye(self, goodbye: pb.Goodbye) -> None:
         self._check_hello("Goodbye")
@@ -348,8 +352,8 @@ class DownstreamStream:
         if welcome is not None:
             self._welcome(welcome, [entry.ordinal for entry in entries])
 
-    def _answer_enter(self, entries: list[pb.Entry]) -> None:
-        self._send(pb.ConnectResponse(entered=pb.Entered(entries=entries)))
+    def _answer_added(self, entries: list[pb.Entry]) -> None:
+        self._send(pb.ConnectResponse(processes_added=pb.ProcessesAdded(entries=entries)))
 
     def _welcome(self, given: pb.Welcome, ordinals: Sequence[int] = ()) -> None:
         self._welcomed, self._early_bytes = True, 0

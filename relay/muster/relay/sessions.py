@@ -123,6 +123,7 @@ class Session:
                 data = await context.read()
             while data is not grpc.aio.EOF:
                 self._stream.receive(data)
+                del data  # The next message may come after hours, and this one may be large.
                 # While the coordinator does not read, this caller's messages wait at the caller.
                 for upstream in self._stream.upstreams:
                     await upstream.outbox.room(MAX_UNSENT)

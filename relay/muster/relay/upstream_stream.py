@@ -276,7 +276,7 @@ class UpstreamStream:
         sent = [slot.process.rank for slot in slots if slot not in unsent]
         if sent and not self.ended:
             self._leaving.append((downstream, on_removed))
-            self._send(pb.ConnectRequest(part=pb.Part(ranks=sent, goodbye=goodbye)))
+            self._send(pb.ConnectRequest(remove_processes=pb.RemoveProcesses(ranks=sent, goodbye=goodbye)))
         elif on_removed is not None:
             on_removed()
         self._close_if_empty()
@@ -294,7 +294,11 @@ class UpstreamStream:
             newcomers, self._newcomers = self._newcomers, []
             for some in portions(newcomers, lambda slot: slot.process.ByteSize(), MAX_NEWCOMERS_BYTES):
                 self._entering.append(some)
-                self._send(pb.ConnectRequest(enter=pb.Enter(processes=[slot.process for slot in some])))
+                self._send(
+                    pb.ConnectRequest(
+                        add_processes=pb.AddProcesses(processes=[slot.process for slot in some])
+                    )
+                )
         for request in self._fold.take(self.welcome.max_payload_bytes):
             self._send(request)
 
@@ -328,9 +332,9 @@ class UpstreamStream:
             self._group_joined(response.group_joined)
         elif kind == "refusal":
             self._refused(response.refusal, data)
-        elif kind == "entered":
-            self._entered(response.entered)
-        elif kind == "parted":
+        elif kind == "processes_added":
+            self._processes_added(response.processes_added)
+        elif kind == "processes_removed":
             self._removed()
         elif kind == "welcome":
             self._welcomed(response.welcome)
@@ -363,7 +367,7 @@ class UpstreamStream:
             on_welcome(welcome)
         self.flush()
 
-    def _entered(self, entered: pb.Entered) -> None:
+    def _processes_added(self, entered: pb.ProcessesAdded) -> None:
         if not self._entering or len(self._entering[0]) != len(entered.entries):
             self.end(upstream_lost("it answered for other processes than those that it was asked for"))
             return

@@ -15,13 +15,13 @@ from lab.processes.coordinator import Coordinator
 from tests.support.world.multirank_client import MultirankClient
 
 WIDTHS = (360, 1280)
-PATIENCE_MS = 1_000 * PATIENCE
+FOLD_WINDOW_MS = 1_000 * PATIENCE
 HOSTILE = "job/../<script>alert('x')</script>\"'&%2e%2f?#\\" + "ש" * 20 + ".json"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE_MS)
+    expect.set_options(timeout=FOLD_WINDOW_MS)
     with chromium() as browser:
         yield browser
 
@@ -43,7 +43,7 @@ def a_page(browser: Browser, width: int, **options: Any) -> Iterator[Page]:
     context: BrowserContext = browser.new_context(viewport={"width": width, "height": 800}, **options)
     try:
         page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(FOLD_WINDOW_MS)
         page.on("console", said)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("requestfailed", failed)

@@ -232,7 +232,7 @@ def test_message_about_another_workers_rank_is_refused(coordinator: Coordinator,
         thief.say(arrive(rank=0, timeout_ms=60_000))
         victim.say(arrive(rank=1, timeout_ms=60_000))
         assert victim.hear().decision.sequence == thief.hear().decision.sequence == 0
-        thief.say(pb.ConnectRequest(part=pb.Part(ranks=[1])))
+        thief.say(pb.ConnectRequest(remove_processes=pb.RemoveProcesses(ranks=[1])))
         assert thief.end() == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
         victim.say(arrive(rank=1, sequence=1, timeout_ms=100))
         assert victim.decision().sequence == 1

@@ -51,8 +51,8 @@ class Line:
             )
             for rank in ranks
         ]
-        self.say(enter=session_pb2.Enter(processes=processes))
-        entries = self.hear().entered.entries
+        self.say(add_processes=session_pb2.AddProcesses(processes=processes))
+        entries = self.hear().processes_added.entries
         assert not any(entry.HasField("refusal") for entry in entries)
         self.say(join_group=session_pb2.JoinGroup(prefix="checkpoint", world_size=4, ranks=ranks))
         assert [one.rank for one in self.hear().group_joined.positions] == list(ranks)

@@ -1,8 +1,8 @@
 """A relay's stream to the core, as a relay holds it: clients ride on it, come and go, one by one.
 
-The line checks every message by itself. Each Enter and each Part is answered once and in order. A message
-names only ranks of this stream. No client hears a release at which it did not arrive. The end of one client
-does not affect the others.
+The line checks every message by itself. Each AddProcesses and each RemoveProcesses is answered once and in
+order. A message names only ranks of this stream. No client hears a release at which it did not arrive. The
+end of one client does not affect the others.
 """
 
 import dataclasses
@@ -12,24 +12,24 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from muster.service.core.vocabulary.effects import (
-    Entered,
     GroupJoined,
     Message,
-    Parted,
+    ProcessesAdded,
+    ProcessesRemoved,
     Progress,
     Refused,
     SaveAsked,
     Welcome,
 )
 from muster.service.core.vocabulary.events import (
+    AddProcesses,
     Arrival,
     Arrive,
     Disconnected,
-    Enter,
     Goodbye,
     Hello,
     JoinGroup,
-    Part,
+    RemoveProcesses,
 )
 from muster.service.core.vocabulary.model import Closed, Decision, Outcome
 from muster.service.core.vocabulary.refusal import Reason
@@ -81,7 +81,7 @@ class Line:
             if client.broken_line is self:
                 client.broken_line = None
         self._entering.append(list(clients))
-        self.world.do(Enter(self.session, tuple(client.info for client in clients)))
+        self.world.do(AddProcesses(self.session, tuple(client.info for client in clients)))
 
     def part(self, *clients: "Client", goodbye: str | None = None, others: tuple[int, ...] = ()) -> None:
         """Remove clients that left or lost their connections. ``others`` are ranks without a client."""
@@ -92,7 +92,7 @@ class Line:
             del self.riders[rank]
         if self.session is not None:
             self._parting.append((*ranks, *others))
-            self.world.do(Part(self.session, (*ranks, *others), goodbye))
+            self.world.do(RemoveProcesses(self.session, (*ranks, *others), goodbye))
 
     def arrive(self, clients: "Collection[Client]", prefix: str, sequence: int, timeout: float) -> None:
         """Clients arrive at one barrier, all with one message."""
@@ -149,7 +149,7 @@ class Line:
 
     @property
     def unanswered(self) -> bool:
-        """Whether an Enter or a Part has no answer yet."""
+        """Whether an AddProcesses or a RemoveProcesses has no answer yet."""
         return bool(self._entering or self._parting)
 
     # ------------------------------------------------------------------ what it hears
@@ -158,10 +158,10 @@ class Line:
         match message:
             case Welcome():
                 assert message.ordinals == ()
-            case Entered():
+            case ProcessesAdded():
                 self._hear_entered(message)
-            case Parted():
-                assert message.ranks == self._parting.popleft(), "each Part is answered, in order"
+            case ProcessesRemoved():
+                assert message.ranks == self._parting.popleft(), "each RemoveProcesses is answered, in order"
             case GroupJoined():
                 for position in message.positions:
                     self._rider(position[0], GroupJoined(message.prefix, (position,)))
@@ -187,9 +187,9 @@ class Line:
         if client.line is self:
             client.hear(message)
 
-    def _hear_entered(self, message: Entered) -> None:
+    def _hear_entered(self, message: ProcessesAdded) -> None:
         clients = self._entering.popleft()
-        assert len(message.entries) == len(clients), "each process of an Enter is answered, in order"
+        assert len(message.entries) == len(clients), "each process of an AddProcesses is answered, in order"
         named: set[int] = set()
         for client, entry in zip(clients, message.entries, strict=True):
             holder, again = self.riders.get(client.rank), client.rank in named

@@ -21,14 +21,14 @@ from typing import Any
 from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.retention.retention import FOR_EVER, Retention
-from muster.service.core.vocabulary.effects import Delivery, Effects, Entered, Message, Refused
+from muster.service.core.vocabulary.effects import Delivery, Effects, Message, ProcessesAdded, Refused
 from muster.service.core.vocabulary.events import (
     Abort,
+    AddProcesses,
     Arrival,
     Arrive,
     ArriveOnce,
     Disconnected,
-    Enter,
     Event,
     Evict,
     Hello,
@@ -292,8 +292,8 @@ class World:
             decided = [decision for decision in decided if decision in answers]
             earlier = earlier + ended
         match event:
-            case Enter() if accepted:
-                (entered,) = (answer for answer in answers if isinstance(answer, Entered))
+            case AddProcesses() if accepted:
+                (entered,) = (answer for answer in answers if isinstance(answer, ProcessesAdded))
                 for info, entry in zip(event.processes, entered.entries, strict=True):
                     if entry.refusal is None:
                         self._speaking[event.session][1][info.rank] = info.incarnation

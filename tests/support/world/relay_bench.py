@@ -72,7 +72,7 @@ class UpstreamEnd:
         self.answer(welcome=WELCOME)
 
     def admit(self, *ordinals: int) -> None:
-        self.answer(entered=pb.Entered(entries=[pb.Entry(ordinal=one) for one in ordinals]))
+        self.answer(processes_added=pb.ProcessesAdded(entries=[pb.Entry(ordinal=one) for one in ordinals]))
 
 
 class RelayBench:

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from muster.service.core.vocabulary.effects import Entered, Entry, Parted, Refused
+from muster.service.core.vocabulary.effects import Entry, ProcessesAdded, ProcessesRemoved, Refused
 from muster.service.core.vocabulary.events import (
+    AddProcesses,
     Arrival,
     Arrive,
-    Enter,
     Hello,
     JoinGroup,
-    Part,
     ProcessInfo,
+    RemoveProcesses,
 )
 from muster.service.core.vocabulary.model import MemberState
 from muster.service.core.vocabulary.refusal import Reason
@@ -38,8 +38,8 @@ class Node:
                 world.do(JoinGroup(self.session, CKPT, world.world_size, ranks=ranks))
 
     def enter(self, *processes: ProcessInfo) -> tuple[Entry, ...]:
-        entered = self.world.ask(Enter(self.session, processes))[0]
-        return of_kind(Entered, entered).entries
+        entered = self.world.ask(AddProcesses(self.session, processes))[0]
+        return of_kind(ProcessesAdded, entered).entries
 
     def refused(self, *processes: ProcessInfo) -> list[Reason | None]:
         """Why each was refused, None if it was not."""
@@ -48,9 +48,11 @@ class Node:
 
     def part(self, *ranks: int, goodbye: str | None = None) -> None:
         parted = [
-            one for one in self.world.ask(Part(self.session, ranks, goodbye)) if isinstance(one, Parted)
+            one
+            for one in self.world.ask(RemoveProcesses(self.session, ranks, goodbye))
+            if isinstance(one, ProcessesRemoved)
         ]
-        assert parted == [Parted(ranks)]
+        assert parted == [ProcessesRemoved(ranks)]
 
     def arrive(self, *ranks: int, sequence: int = 0) -> None:
         self.world.do(Arrive(self.session, CKPT, sequence, TIMEOUT, tuple(Arrival(rank) for rank in ranks)))

@@ -10,11 +10,11 @@ from itertools import groupby
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import (
     Effects,
-    Entered,
     GroupJoined,
     Message,
     NodeLeft,
     NodesWaiting,
+    ProcessesAdded,
     Progress,
     Refused,
     RoundComplete,
@@ -164,7 +164,7 @@ class ScenarioWorld(RendezvousWorld):
                 return f"{message.count} waiting"
             case NodeLeft():
                 return "the node had a place" if message.had_place else "the node had no place"
-            case Welcome() | Entered():
+            case Welcome() | ProcessesAdded():
                 return ""
             case _:
                 raise AssertionError(f"no scenario has words for {message!r}")

@@ -58,15 +58,15 @@ def test_the_socket_is_in_a_folder_of_the_node(releases: dict[str, Release]):
     assert pod["volumes"] == [
         {"name": mount["name"], "hostPath": {"path": "/var/run/training/muster", "type": "DirectoryOrCreate"}}
     ]
-    assert (flags["--socket-mode"], flags["--patience-ms"]) == ("660", "0.5")
+    assert (flags["--socket-mode"], flags["--fold-window-ms"]) == ("660", "0.5")
     assert [port["name"] for port in container["ports"]] == ["http"]
     assert not release.of_kind("Certificate")
     assert not [one for one in release.of_kind("Service") if one["metadata"]["name"] == NAME]
 
 
 def test_how_long_it_waits_is_the_commands_own_default(helm: Helm):
-    assert "--patience-ms" not in flags_of(helm.release(on()))
-    assert flags_of(helm.release(on(patienceMs=0)))["--patience-ms"] == "0"
+    assert "--fold-window-ms" not in flags_of(helm.release(on()))
+    assert flags_of(helm.release(on(foldWindowMs=0)))["--fold-window-ms"] == "0"
 
 
 def test_the_folder_is_given_to_the_relays_user_by_a_root_that_may_do_nothing_else(helm: Helm):

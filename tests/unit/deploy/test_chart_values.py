@@ -90,7 +90,7 @@ def test_a_misspelt_key_is_refused_and_named(helm: Helm, path: tuple[Any, ...]):
         ({"state": {"type": "etcd", "etcd": {"endpoints": ["etcd"]}}}, "endpoints"),
         ({"relay": {"upstream": "unix:///run/other.sock"}}, "upstream"),
         ({"relay": {"upstream": "a:7550,b"}}, "upstream"),
-        ({"relay": {"patienceMs": -1}}, "patienceMs"),
+        ({"relay": {"foldWindowMs": -1}}, "foldWindowMs"),
         ({"relay": {"socket": {"mode": "rw-"}}}, "mode"),
         ({"relay": {"socket": {"mode": 660}}}, "mode"),
         ({"relay": {"socket": {"folder": "run/muster"}}}, "folder"),

@@ -29,7 +29,9 @@ def test_garbage_is_refused_in_a_sentence(bench: RelayBench, data: bytes):
         bench.stream().stream.receive(data)
 
 
-@pytest.mark.parametrize("kind", ["arrive", "join_group", "goodbye", "enter", "part", "inspected", "steps"])
+@pytest.mark.parametrize(
+    "kind", ["arrive", "join_group", "goodbye", "add_processes", "remove_processes", "inspected", "steps"]
+)
 def test_first_message_must_be_a_hello(bench: RelayBench, kind: str):
     reason, sentence = refused(bench.stream(), **{kind: {}})
     assert reason == "HELLO_REQUIRED"
@@ -60,7 +62,7 @@ def test_relays_hello_with_processes_is_refused(bench: RelayBench):
     assert refused(bench.stream(), hello=hello(0, relay="node-9:1"))[0] == "INVALID_ARGUMENT"
 
 
-@pytest.mark.parametrize("kind", ["enter", "part"])
+@pytest.mark.parametrize("kind", ["add_processes", "remove_processes"])
 def test_worker_may_not_add_or_remove_processes(bench: RelayBench, kind: str):
     assert refused(bench.worker(0), **{kind: {}})[0] == "INVALID_ARGUMENT"
 
@@ -177,10 +179,12 @@ def test_refusal_of_one_process_in_a_hello_ends_the_stream_for_all(bench: RelayB
     bench.upstream.welcome()
     bench.upstream.take()
     refusal = pb.Refusal(code=7, message="evicted", rank=1)
-    bench.upstream.answer(entered=pb.Entered(entries=[pb.Entry(ordinal=7), pb.Entry(refusal=refusal)]))
+    bench.upstream.answer(
+        processes_added=pb.ProcessesAdded(entries=[pb.Entry(ordinal=7), pb.Entry(refusal=refusal)])
+    )
     assert below.over
     part, *_ = bench.upstream.take()
-    assert list(part.part.ranks) == [0]
+    assert list(part.remove_processes.ranks) == [0]
 
 
 def test_eviction_leaves_the_other_ranks_of_a_stream_connected(bench: RelayBench):
@@ -216,14 +220,16 @@ def test_another_relay_is_welcomed_without_processes(bench: RelayBench):
 def test_processes_of_another_relay_are_answered_in_its_order(bench: RelayBench):
     below = lower(bench)
     below.take()
-    below.say(enter=pb.Enter(processes=[process(5), process(4)]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(5), process(4)]))
     bench.timers.fire()
     (said,) = bench.upstream.take()
-    assert [one.rank for one in said.enter.processes] == [5, 4]
+    assert [one.rank for one in said.add_processes.processes] == [5, 4]
     refusal = pb.Refusal(code=7, message="evicted")
-    bench.upstream.answer(entered=pb.Entered(entries=[pb.Entry(refusal=refusal), pb.Entry(ordinal=4)]))
+    bench.upstream.answer(
+        processes_added=pb.ProcessesAdded(entries=[pb.Entry(refusal=refusal), pb.Entry(ordinal=4)])
+    )
     (told,) = below.take()
-    assert [one.ordinal for one in told.entered.entries] == [0, 4]
+    assert [one.ordinal for one in told.processes_added.entries] == [0, 4]
     assert not below.over, "one was refused, and the others go on"
 
 
@@ -232,42 +238,42 @@ def test_answers_of_two_upstreams_keep_the_order_of_requests(bench: RelayBench):
     below = bench.stream()
     below.say(hello=hello(relay="node-1:77"))
     below.take()
-    below.say(enter=pb.Enter(processes=[process(0, "another life")]))
-    below.say(enter=pb.Enter(processes=[process(1)]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(0, "another life")]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(1)]))
     first, second = bench.upstreams
     bench.timers.fire()
     first.admit(11)
     assert below.take() == [], "the answer before it is still to come"
     second.welcome()
     second.admit(10)
-    assert [one.entered.entries[0].ordinal for one in below.take()] == [10, 11]
+    assert [one.processes_added.entries[0].ordinal for one in below.take()] == [10, 11]
 
 
 def test_process_of_another_relay_leaves_alone(bench: RelayBench):
     below = lower(bench)
-    below.say(enter=pb.Enter(processes=[process(4), process(5)]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
     bench.timers.fire()
     bench.upstream.admit(4, 5)
     bench.upstream.take()
     below.take()
-    below.say(part=pb.Part(ranks=[5], goodbye=pb.Goodbye(reason="done")))
+    below.say(remove_processes=pb.RemoveProcesses(ranks=[5], goodbye=pb.Goodbye(reason="done")))
     (said,) = bench.upstream.take()
-    assert (list(said.part.ranks), said.part.goodbye.reason) == ([5], "done")
-    bench.upstream.answer(parted=pb.Parted(ranks=[5]))
+    assert (list(said.remove_processes.ranks), said.remove_processes.goodbye.reason) == ([5], "done")
+    bench.upstream.answer(processes_removed=pb.ProcessesRemoved(ranks=[5]))
     (told,) = below.take()
-    assert list(told.parted.ranks) == [5]
+    assert list(told.processes_removed.ranks) == [5]
 
 
 def test_removal_of_an_unknown_rank_is_answered(bench: RelayBench):
     below = lower(bench)
     below.take()
-    below.say(part=pb.Part(ranks=[9]))
-    assert below.kinds() == ["parted"]
+    below.say(remove_processes=pb.RemoveProcesses(ranks=[9]))
+    assert below.kinds() == ["processes_removed"]
 
 
 def test_eviction_names_the_rank_and_another_relays_stream_continues(bench: RelayBench):
     below = lower(bench)
-    below.say(enter=pb.Enter(processes=[process(4), process(5)]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
     bench.timers.fire()
     bench.upstream.admit(4, 5)
     below.take()
@@ -279,7 +285,7 @@ def test_eviction_names_the_rank_and_another_relays_stream_continues(bench: Rela
 
 def test_decision_reaches_another_relay_once_for_all_its_ranks(bench: RelayBench):
     below = lower(bench)
-    below.say(enter=pb.Enter(processes=[process(4), process(5)]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
     bench.timers.fire()
     bench.upstream.admit(4, 5)
     below.take()
@@ -290,58 +296,62 @@ def test_decision_reaches_another_relay_once_for_all_its_ranks(bench: RelayBench
 
 def test_loss_of_another_relay_removes_all_its_processes(bench: RelayBench):
     below = lower(bench)
-    below.say(enter=pb.Enter(processes=[process(4), process(5)]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
     bench.timers.fire()
     bench.upstream.admit(4, 5)
     bench.workers(0)
     below.stream.connection_lost()
     (said,) = bench.upstream.take()
-    assert list(said.part.ranks) == [4, 5]
+    assert list(said.remove_processes.ranks) == [4, 5]
 
 
 def test_removal_is_answered_before_the_upstream_is_connected(bench: RelayBench):
     bench.workers(0, 1)
     below = lower_on(bench)
-    below.say(enter=pb.Enter(processes=[process(0, "another"), process(1, "another")]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(0, "another"), process(1, "another")]))
     first, second = bench.upstreams
-    below.say(part=pb.Part(ranks=[1]))
+    below.say(remove_processes=pb.RemoveProcesses(ranks=[1]))
     second.welcome()
     second.admit(10)
-    assert below.kinds() == ["entered", "parted"]
-    below.say(enter=pb.Enter(processes=[process(5)]))
+    assert below.kinds() == ["processes_added", "processes_removed"]
+    below.say(add_processes=pb.AddProcesses(processes=[process(5)]))
     bench.timers.fire()
     first.admit(11)
-    assert below.kinds() == ["entered"], "what comes after is answered, too"
+    assert below.kinds() == ["processes_added"], "what comes after is answered, too"
 
 
 def test_late_refusal_of_a_process_leaves_its_successor_its_slot(bench: RelayBench):
     below = lower(bench)
     below.take()
-    below.say(enter=pb.Enter(processes=[process(0)]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(0)]))
     bench.timers.fire()
-    below.say(part=pb.Part(ranks=[0]))
+    below.say(remove_processes=pb.RemoveProcesses(ranks=[0]))
     # Another worker keeps the upstream stream open.
     bench.worker(7)
-    below.say(enter=pb.Enter(processes=[process(0, "the next")]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(0, "the next")]))
     bench.timers.fire()
     upstream = bench.upstreams[0]
-    upstream.answer(entered=pb.Entered(entries=[pb.Entry(refusal=pb.Refusal(code=7, message="evicted"))]))
-    upstream.answer(parted=pb.Parted(ranks=[0]))
+    upstream.answer(
+        processes_added=pb.ProcessesAdded(entries=[pb.Entry(refusal=pb.Refusal(code=7, message="evicted"))])
+    )
+    upstream.answer(processes_removed=pb.ProcessesRemoved(ranks=[0]))
     bench.upstreams[-1].welcome()
     for other in dict.fromkeys([upstream, bench.upstreams[-1]]):
         other.take()
         if not other.stream.ended:
             other.admit(20, 21)
     below.take()
-    below.say(part=pb.Part(ranks=[0], goodbye=pb.Goodbye()))
-    said = [request for one in bench.upstreams for request in one.take() if request.HasField("part")]
-    assert [list(request.part.ranks) for request in said] == [[0]], "its death is not hidden"
+    below.say(remove_processes=pb.RemoveProcesses(ranks=[0], goodbye=pb.Goodbye()))
+    said = [
+        request for one in bench.upstreams for request in one.take() if request.HasField("remove_processes")
+    ]
+    assert [list(request.remove_processes.ranks) for request in said] == [[0]], "its death is not hidden"
 
 
 def test_decision_for_another_relay_names_only_its_own_ranks(bench: RelayBench):
     bench.workers(8)
     below = lower_on(bench)
-    below.say(enter=pb.Enter(processes=[process(0), process(8, "another")]))
+    below.say(add_processes=pb.AddProcesses(processes=[process(0), process(8, "another")]))
     bench.timers.fire()
     first, second = bench.upstreams
     first.admit(1)
@@ -356,7 +366,7 @@ def test_decision_for_another_relay_names_only_its_own_ranks(bench: RelayBench):
 def test_relays_share_the_bytes_of_a_message(bench: RelayBench, monkeypatch: pytest.MonkeyPatch):
     relays = lower(bench), lower_on(bench)
     for below, rank in zip(relays, (4, 5), strict=True):
-        below.say(enter=pb.Enter(processes=[process(rank)]))
+        below.say(add_processes=pb.AddProcesses(processes=[process(rank)]))
     bench.timers.fire()
     bench.upstream.admit(4, 5)
     sent: list[tuple[bytes, bytes]] = []

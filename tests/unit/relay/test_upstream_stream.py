@@ -132,7 +132,7 @@ def test_next_process_of_a_rank_inherits_no_unsent_messages(bench: RelayBench):
     first.stream.connection_lost()
     bench.worker(0, "the next")
     bench.upstream.welcome()
-    assert bench.upstream.kinds() == ["enter"]
+    assert bench.upstream.kinds() == ["add_processes"]
 
 
 def test_unsent_messages_of_an_evicted_process_are_dropped(bench: RelayBench):
@@ -141,7 +141,7 @@ def test_unsent_messages_of_an_evicted_process_are_dropped(bench: RelayBench):
     bench.upstream.answer(refusal=pb.Refusal(code=7, message="evicted", rank=0))
     bench.worker(0, "the next")
     bench.timers.fire()
-    assert bench.upstream.kinds() == ["enter"]
+    assert bench.upstream.kinds() == ["add_processes"]
 
 
 def test_many_newcomers_are_split_into_messages_of_limited_size(bench: RelayBench):
@@ -151,10 +151,10 @@ def test_many_newcomers_are_split_into_messages_of_limited_size(bench: RelayBenc
         below.say(hello=pb.Hello(run_id="job", processes=[one], protocol_version=1))
     bench.upstream.welcome()
     said = bench.upstream.take()
-    assert [request.WhichOneof("message") for request in said] == ["enter"] * 3
+    assert [request.WhichOneof("message") for request in said] == ["add_processes"] * 3
     assert max(request.ByteSize() for request in said) < 2**19 + 10_000
-    bench.upstream.admit(*range(1, 1 + len(said[0].enter.processes)))
-    assert bench.stats.processes == len(said[0].enter.processes)
+    bench.upstream.admit(*range(1, 1 + len(said[0].add_processes.processes)))
+    assert bench.stats.processes == len(said[0].add_processes.processes)
 
 
 def test_payloads_too_large_for_one_message_are_split(bench: RelayBench):
@@ -229,7 +229,7 @@ def test_processes_that_connect_before_the_welcome_enter_together(bench: RelayBe
     assert bench.upstream.take() == []
     bench.upstream.welcome()
     (said,) = bench.upstream.take()
-    assert [one.rank for one in said.enter.processes] == [0, 1]
+    assert [one.rank for one in said.add_processes.processes] == [0, 1]
 
 
 def test_process_enters_with_all_that_it_said_of_itself(bench: RelayBench):
@@ -239,7 +239,7 @@ def test_process_enters_with_all_that_it_said_of_itself(bench: RelayBench):
     bench.stream().say(hello=pb.Hello(run_id="job", processes=[process], protocol_version=1))
     bench.upstream.welcome()
     (said,) = bench.upstream.take()
-    assert list(said.enter.processes) == [process]
+    assert list(said.add_processes.processes) == [process]
 
 
 def test_joins_of_a_node_are_one_message_with_own_positions_back(bench: RelayBench):
@@ -275,7 +275,9 @@ def test_refused_process_ends_only_its_own_slot(bench: RelayBench):
     first, second = bench.worker(0), bench.worker(1)
     bench.upstream.welcome()
     refusal = pb.Refusal(code=7, message="evicted", rank=0)
-    bench.upstream.answer(entered=pb.Entered(entries=[pb.Entry(refusal=refusal), pb.Entry(ordinal=9)]))
+    bench.upstream.answer(
+        processes_added=pb.ProcessesAdded(entries=[pb.Entry(refusal=refusal), pb.Entry(ordinal=9)])
+    )
     assert first.over
     assert first.ending is not None
     assert first.ending.message == "evicted"
@@ -291,7 +293,7 @@ def test_reconnected_worker_keeps_its_slot_and_ends_its_old_stream(bench: RelayB
     assert reason(old) == "SESSION_REPLACED"
     bench.timers.fire()
     (said,) = bench.upstream.take()
-    assert [one.incarnation for one in said.enter.processes] == ["life-0"]
+    assert [one.incarnation for one in said.add_processes.processes] == ["life-0"]
     bench.upstream.admit(100)
     assert new.kinds() == ["welcome"]
     assert len(bench.upstreams) == 1
@@ -379,8 +381,8 @@ def test_lost_process_leaves_alone_and_its_arrival_counts(bench: RelayBench):
     workers[0].stream.connection_lost()
     arrive, part = bench.upstream.take()
     assert ranks_of(arrive) == [0]
-    assert list(part.part.ranks) == [0]
-    assert not part.part.HasField("goodbye")
+    assert list(part.remove_processes.ranks) == [0]
+    assert not part.remove_processes.HasField("goodbye")
     assert not workers[1].over
 
 
@@ -396,9 +398,9 @@ def test_goodbye_ends_its_stream_after_the_coordinators_answer(bench: RelayBench
     workers = bench.workers(0, 1)
     workers[0].say(goodbye=pb.Goodbye(reason="done"))
     (said,) = bench.upstream.take()
-    assert said.part.goodbye.reason == "done"
+    assert said.remove_processes.goodbye.reason == "done"
     assert not workers[0].over, "it is not durable yet"
-    bench.upstream.answer(parted=pb.Parted(ranks=[0]))
+    bench.upstream.answer(processes_removed=pb.ProcessesRemoved(ranks=[0]))
     assert (workers[0].over, workers[0].ending) == (True, None)
 
 
@@ -413,8 +415,8 @@ def test_unanswered_goodbye_ends_with_a_refusal_when_upstream_is_lost(bench: Rel
 def test_last_goodbye_closes_the_upstream_stream(bench: RelayBench):
     (worker,) = bench.workers(0)
     worker.say(goodbye=pb.Goodbye())
-    assert bench.upstream.kinds() == ["part", "goodbye"]
-    bench.upstream.answer(parted=pb.Parted(ranks=[0]))
+    assert bench.upstream.kinds() == ["remove_processes", "goodbye"]
+    bench.upstream.answer(processes_removed=pb.ProcessesRemoved(ranks=[0]))
     assert worker.over
     bench.worker(0, "the next")
     assert len(bench.upstreams) == 2, "nobody enters where the goodbye was said"
@@ -432,9 +434,9 @@ def test_process_lost_before_admission_enters_and_leaves(bench: RelayBench):
     worker = bench.worker(0)
     bench.timers.fire()
     worker.stream.connection_lost()
-    assert bench.upstream.kinds() == ["enter", "part"]
+    assert bench.upstream.kinds() == ["add_processes", "remove_processes"]
     bench.upstream.admit(7)
-    bench.upstream.answer(parted=pb.Parted(ranks=[0]))
+    bench.upstream.answer(processes_removed=pb.ProcessesRemoved(ranks=[0]))
     assert bench.stats.processes == 1
 
 
@@ -454,8 +456,8 @@ def test_lost_upstream_ends_all_streams_and_keeps_nothing(bench: RelayBench):
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"entered": pb.Entered(entries=[pb.Entry(ordinal=1)])},
-        {"parted": pb.Parted(ranks=[0])},
+        {"processes_added": pb.ProcessesAdded(entries=[pb.Entry(ordinal=1)])},
+        {"processes_removed": pb.ProcessesRemoved(ranks=[0])},
         {"drain": pb.Drain(retry_after_ms=1)},
     ],
 )

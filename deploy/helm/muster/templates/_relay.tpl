@@ -48,8 +48,8 @@ app.kubernetes.io/component: relay
 - --socket-mode={{ .Values.relay.socket.mode }}
 {{- end }}
 - --http={{ include "muster.bindHost" . }}:7551
-{{- if not (kindIs "invalid" .Values.relay.patienceMs) }}
-- --patience-ms={{ .Values.relay.patienceMs }}
+{{- if not (kindIs "invalid" .Values.relay.foldWindowMs) }}
+- --fold-window-ms={{ .Values.relay.foldWindowMs }}
 {{- end }}
 {{- end }}
 

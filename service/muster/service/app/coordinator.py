@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from muster.service.address import Address
 from muster.service.app.context import AppContext
 from muster.service.app.ports import (
+    keep_bounded,
     max_connections,
     rpc_guard,
     site_runner,
@@ -116,9 +117,11 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         )
         site = site_runner(application, config, security)
         freshness = asyncio.create_task(security.keep_fresh())
+        upkeep: asyncio.Task[None] | None = None
         try:
             await hooks.before_serving()
             port = await start_rpc(rpc.server, config.listen, security)
+            upkeep = asyncio.create_task(keep_bounded(config.security, port))
             http = await start_site(site, config, security)
             await hooks.on_serving()
             driver.serve()
@@ -135,6 +138,8 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
             log.info("draining", sessions=len(rpc.sessions.sessions))
         finally:
             freshness.cancel()
+            if upkeep is not None:
+                upkeep.cancel()
             await _end(driver, rpc, hooks, config.drain_grace if stop.is_set() else 0)
             await site.cleanup()
         if driver.failed.done():

@@ -1,5 +1,6 @@
 """The two ports, and the checks of callers at each."""
 
+import asyncio
 import resource
 import ssl
 from collections.abc import Collection
@@ -18,6 +19,8 @@ from muster.service.security.files import FileError
 from muster.service.web.access import guarded
 from muster.service.web.connections import SILENCE_TIMEOUT, BoundedSite
 from muster.service.web.hosts import known_hosts
+from muster.serving.connection_limit import ConnectionLimit
+from muster.serving.heap import keep_heaps_trimmed
 from muster.serving.options import MAX_CONNECTIONS
 
 RESERVED_FILES = 1_500
@@ -63,6 +66,24 @@ def max_connections() -> int:
     if most == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     return min(MAX_CONNECTIONS, max(most // 2, most - RESERVED_FILES))
+
+
+async def keep_bounded(security: Security, port: int | None) -> None:
+    """Keep the memory of freed messages and the connections of each address bounded, for ever.
+
+    Args:
+        security: has the limit.
+        port: of gRPC; None: a Unix socket, whose peers have no addresses.
+    """
+    log, most = structlog.get_logger(), security.max_connections_per_peer
+
+    def ended(address: str, count: int) -> None:
+        log.warning("connections.limited", address=address, ended=count, limit=most)
+
+    keeping = [keep_heaps_trimmed()]
+    if port is not None and most:
+        keeping.append(ConnectionLimit(port, most, ended).keep())
+    await asyncio.gather(*keeping)
 
 
 async def start_rpc(server: grpc.aio.Server, address: Address, security: SecurityContext) -> int:

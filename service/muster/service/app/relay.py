@@ -20,6 +20,7 @@ from muster.service.address import Address
 from muster.service.app.ports import (
     StartError,
     check_exposed,
+    keep_bounded,
     max_connections,
     open_security,
     open_site_runner,
@@ -99,7 +100,8 @@ async def run_relay(settings: RelaySettings) -> None:
         served = await start(config, stats)
     except (ListenError, RuntimeError, OSError) as error:
         raise StartError(str(error)) from error
-    fresh = asyncio.create_task(security.keep_fresh())
+    port = Address.parse(settings.listen.address).port if settings.listen.path is None else None
+    fresh = asyncio.gather(security.keep_fresh(), keep_bounded(settings.security, port))
     site = None
     log = structlog.get_logger()
     try:

@@ -1,5 +1,6 @@
 """The two ports of a replica that does not lead."""
 
+import asyncio
 from collections.abc import Sequence
 
 import structlog
@@ -7,6 +8,7 @@ import structlog
 from muster.service.address import Address
 from muster.service.app.context import AppContext
 from muster.service.app.ports import (
+    keep_bounded,
     max_connections,
     rpc_guard,
     site_runner,
@@ -46,6 +48,7 @@ class Standby:
         )
         self._site = site_runner(site, config, context.security)
         self._closed = False
+        self._upkeep: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve both ports.
@@ -55,6 +58,7 @@ class Standby:
         """
         config, security = self._context.config, self._context.security
         port = await start_rpc(self._rpc.server, config.listen, security)
+        self._upkeep = asyncio.create_task(keep_bounded(config.security, port))
         http = await start_site(self._site, config, security)
         warn_if_open(config)
         structlog.get_logger().info(
@@ -71,6 +75,8 @@ class Standby:
         if self._closed:
             return
         self._closed = True
+        if self._upkeep is not None:
+            self._upkeep.cancel()
         await self._rpc.close()
         await self._site.cleanup()
 

@@ -41,13 +41,13 @@ from muster.service.core.vocabulary.effects import (
 )
 from muster.service.core.vocabulary.events import (
     Abort,
+    AddProcesses,
     Arrive,
     ArriveOnce,
     CancelSave,
     CloseRun,
     Disconnected,
     DrainNode,
-    Enter,
     Event,
     Evict,
     EvictNode,
@@ -57,8 +57,8 @@ from muster.service.core.vocabulary.events import (
     JoinGroup,
     JoinRendezvous,
     LeaveRendezvous,
-    Part,
     ProbeResults,
+    RemoveProcesses,
     RequestSave,
     Stepped,
     StoreRequest,
@@ -147,10 +147,10 @@ class Coordinator:
         match event:
             case Hello():
                 self.sessions.hello(event, now, effects)
-            case Enter():
-                self.sessions.enter(event, now, effects)
-            case Part():
-                self.sessions.part(event, now, effects)
+            case AddProcesses():
+                self.sessions.add_processes(event, now, effects)
+            case RemoveProcesses():
+                self.sessions.remove_processes(event, now, effects)
             case JoinGroup():
                 self._join(event, now, effects)
             case ArriveOnce():
@@ -287,7 +287,7 @@ class Coordinator:
             shape = self._checks.shape(event)
             self.sessions.check_count(session, "ranks", event.ranks)
             if not (event.ranks or session.processes):
-                raise invalid("ranks", "empty", "nobody speaks on this stream; Enter its processes first")
+                raise invalid("ranks", "empty", "nobody speaks on this stream; send AddProcesses first")
         except Refusal as refusal:
             self.sessions.refuse(event.session, Refused(refusal, event.prefix), event.ranks, effects)
             return

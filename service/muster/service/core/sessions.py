@@ -15,15 +15,22 @@ from muster.service.core.registry import Registry
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.run import Run
 from muster.service.core.timers import WakeUps
-from muster.service.core.vocabulary.effects import Effects, Entered, Entry, Parted, Refused, Welcome
+from muster.service.core.vocabulary.effects import (
+    Effects,
+    Entry,
+    ProcessesAdded,
+    ProcessesRemoved,
+    Refused,
+    Welcome,
+)
 from muster.service.core.vocabulary.events import (
+    AddProcesses,
     Arrival,
     Disconnected,
-    Enter,
     Goodbye,
     Hello,
-    Part,
     ProcessInfo,
+    RemoveProcesses,
     Stepped,
 )
 from muster.service.core.vocabulary.limits import Limits
@@ -134,7 +141,7 @@ class Sessions:
         self._checks.generation(event.generation)
         if event.processes:
             named = f"{len(event.processes):,} of them"
-            raise invalid("processes", named, "a relay's Hello names none; they Enter one by one")
+            raise invalid("processes", named, "a relay's Hello names none; AddProcesses names them")
 
     def check_room(self, replaced: int) -> None:
         """Refuse a stream beyond the bound; ``replaced`` open sessions end with it.
@@ -223,7 +230,7 @@ class Sessions:
 
     # ------------------------------------------------------------------ relays
 
-    def enter(self, event: Enter, now: Instant, effects: Effects) -> None:
+    def add_processes(self, event: AddProcesses, now: Instant, effects: Effects) -> None:
         """Add processes to a relay's stream. Each is checked as a Hello for it alone would be."""
         try:
             relay_session = self._relay_session(event.session)
@@ -232,7 +239,7 @@ class Sessions:
             return
         entries: dict[int, Entry] = {}
         answers = [self._entry(relay_session, info, entries, now, effects) for info in event.processes]
-        effects.send(relay_session.id, Entered(tuple(answers)))
+        effects.send(relay_session.id, ProcessesAdded(tuple(answers)))
         entered = [rank for rank, entry in entries.items() if entry.refusal is None]
         if entered:
             self._reaper.mark_used(relay_session.run, now, effects)
@@ -253,7 +260,7 @@ class Sessions:
         now: Instant,
         effects: Effects,
     ) -> Entry:
-        """Add one process of an Enter. ``before`` has the entries of the ranks named before it."""
+        """Add one process of an AddProcesses. ``before`` has the entries of the ranks named before it."""
         if info.rank in before:
             return Entry(refusal=invalid("processes", info.rank, "a rank may be named only once"))
         try:
@@ -281,7 +288,7 @@ class Sessions:
             raise invalid(
                 "rank",
                 info.rank,
-                f"{holder} speaks for it on this stream. Part that one first, or give the other another one",
+                f"{holder} speaks for it on this stream. Remove it first, or use another stream",
             )
 
     def _enter(self, relay_session: Session, info: ProcessInfo, now: Instant, effects: Effects) -> Process:
@@ -297,7 +304,7 @@ class Sessions:
         self.relayed += more
         return process
 
-    def part(self, event: Part, now: Instant, effects: Effects) -> None:
+    def remove_processes(self, event: RemoveProcesses, now: Instant, effects: Effects) -> None:
         """Remove processes from a relay's stream; other ranks are ignored."""
         try:
             relay_session = self._relay_session(event.session)
@@ -309,7 +316,7 @@ class Sessions:
             self._mark_disconnected(relay_session, parted, self._ttl, now, effects)
         else:
             self._mark_left(relay_session, parted, event.goodbye, now, effects)
-        effects.send(relay_session.id, Parted(event.ranks))
+        effects.send(relay_session.id, ProcessesRemoved(event.ranks))
 
     def record_steps(self, event: Stepped, now: Instant, effects: Effects) -> None:
         """Record the training steps of processes; evicted ones are ignored."""
@@ -339,8 +346,8 @@ class Sessions:
         if not relay_session.relay:
             raise Refusal(
                 Reason.INVALID_ARGUMENT,
-                "Enter and Part are for a relay, and the Hello of this session named none. Open a session "
-                "with Hello.relay, or one of its own for each process.",
+                "AddProcesses and RemoveProcesses are for a relay, and the Hello of this session named none. "
+                "Open a session with Hello.relay, or one of its own for each process.",
             )
         return relay_session
 
@@ -444,7 +451,7 @@ def _not_here(session: Session, rank: int) -> Refusal:
     if session.relay:
         return Refusal(
             Reason.RANK_NOT_IN_SESSION,
-            f"nobody speaks for rank {rank} on this stream, or no more. Enter its process first.",
+            f"nobody speaks for rank {rank} on this stream, or no more. Send AddProcesses first.",
         )
     return Refusal(
         Reason.RANK_NOT_IN_SESSION,

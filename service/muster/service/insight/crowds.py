@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from muster.service.insight import words
 from muster.service.insight.inspector import ProcessAnswer
-from muster.v1.insight_pb2 import Crowd, Onlooked, Report, StacksResponse, Thread
+from muster.v1.insight_pb2 import Crowd, ProbedProcess, Report, StacksResponse, Thread
 
 Key: TypeAlias = bytes | str
 
@@ -53,8 +53,8 @@ def _silent(alike: list[ProcessAnswer]) -> Crowd:
     return Crowd(members=map(_member, alike), line=alike[0].why)
 
 
-def _member(one: ProcessAnswer) -> Onlooked:
+def _member(one: ProcessAnswer) -> ProbedProcess:
     """Make the entry of one process, and free its threads: the crowd has them by now."""
     if one.report is not None:
         one.report.ClearField("threads")
-    return Onlooked(rank=one.asked.rank, host=one.asked.host, pid=one.asked.pid, report=one.report)
+    return ProbedProcess(rank=one.asked.rank, host=one.asked.host, pid=one.asked.pid, report=one.report)

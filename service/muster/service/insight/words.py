@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from muster.service.core.vocabulary import report
 from muster.service.formatting.cells import duration
-from muster.v1.insight_pb2 import ChildOfSave, Crowd, Frame, Onlooked, Report, StacksResponse, Thread
+from muster.v1.insight_pb2 import ChildOfSave, Crowd, Frame, ProbedProcess, Report, StacksResponse, Thread
 
 NO_ANSWER = "does not answer: it is stopped, or something holds its interpreter's lock, or its host is silent"
 DECLINED = "does not say what it is doing (MUSTER_INSPECT)"
@@ -112,7 +112,7 @@ def alone(crowd: Crowd) -> Report | None:
     return first.report if len(crowd.members) == 1 and first.HasField("report") else None
 
 
-def differing(told: StacksResponse) -> list[Onlooked]:
+def differing(told: StacksResponse) -> list[ProbedProcess]:
     """Return the processes that stand elsewhere than the majority; empty if no place has a majority."""
     heard, _ = answered(told)
     if not told.crowds or 2 * len(told.crowds[0].members) <= heard:
@@ -120,12 +120,12 @@ def differing(told: StacksResponse) -> list[Onlooked]:
     return [member for crowd in told.crowds[1:] for member in crowd.members]
 
 
-def differ(members: Sequence[Onlooked]) -> str:
+def differ(members: Sequence[ProbedProcess]) -> str:
     """Say that these processes differ from the majority."""
     return f"{len(members):,} {'differs' if len(members) == 1 else 'differ'} from the crowd: {ranks(members)}"
 
 
-def crowd(members: Sequence[Onlooked]) -> str:
+def crowd(members: Sequence[ProbedProcess]) -> str:
     """Name the processes that stand at one place."""
     if len(members) == 1:
         return _process(members[0])
@@ -135,20 +135,20 @@ def crowd(members: Sequence[Onlooked]) -> str:
     return f"{len(members):,} processes of {ranks(members)}"
 
 
-def singly(members: Sequence[Onlooked]) -> str:
+def singly(members: Sequence[ProbedProcess]) -> str:
     """Name processes one by one if they are few, and by rank otherwise."""
     if len(members) > report.MAX_NAMED_SINGLY:
         return ranks(members)
     return ", ".join(map(_process, sorted(members, key=lambda one: one.rank)))
 
 
-def ranks(members: Iterable[Onlooked]) -> str:
+def ranks(members: Iterable[ProbedProcess]) -> str:
     """Name the ranks of processes, each rank once."""
     numbers = {one.rank for one in members}
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {report.ranges(numbers)}"
 
 
-def _process(member: Onlooked) -> str:
+def _process(member: ProbedProcess) -> str:
     if not member.host:
         return f"rank {member.rank}"
     return report.process_name(member.rank, member.host, member.pid)

@@ -8,12 +8,12 @@ from google.protobuf.message import DecodeError
 from muster.client.protocol import MAX_ENTRIES, PROTOCOL_VERSION
 from muster.service.core.vocabulary import events
 from muster.service.core.vocabulary.effects import (
-    Entered,
     GroupJoined,
     Inspect,
     Message,
     NodesWaiting,
-    Parted,
+    ProcessesAdded,
+    ProcessesRemoved,
     Progress,
     Refused,
     RoundComplete,
@@ -98,12 +98,12 @@ def parse_session_message(session: SessionId, data: bytes) -> events.Event | Ins
         )
     if kind == "goodbye":
         return events.Goodbye(session, request.goodbye.reason)
-    if kind == "enter":
-        return events.Enter(session, _processes(request.enter.processes))
-    if kind == "part":
-        part = request.part
+    if kind == "add_processes":
+        return events.AddProcesses(session, _processes(request.add_processes.processes))
+    if kind == "remove_processes":
+        part = request.remove_processes
         goodbye = part.goodbye.reason if part.HasField("goodbye") else None
-        return events.Part(session, at_most("ranks", part.ranks), goodbye)
+        return events.RemoveProcesses(session, at_most("ranks", part.ranks), goodbye)
     if kind == "steps":
         steps = at_most("steps", request.steps.steps)
         return events.Stepped(session, tuple((one.rank, one.step) for one in steps))
@@ -235,14 +235,14 @@ def encode_session_message(message: Message) -> bytes:
                 response.refusal.sequence = message.sequence
             if message.rank is not None:
                 response.refusal.rank = message.rank
-        case Entered():
-            # Set even without entries: it answers an Enter.
-            response.entered.SetInParent()
+        case ProcessesAdded():
+            # Set even without entries: it answers an AddProcesses.
+            response.processes_added.SetInParent()
             for one in message.entries:
                 refusal = refusal_to_pb(one.refusal) if one.refusal is not None else None
-                response.entered.entries.add(ordinal=one.ordinal, refusal=refusal)
-        case Parted():
-            response.parted.CopyFrom(session_pb2.Parted(ranks=message.ranks))
+                response.processes_added.entries.add(ordinal=one.ordinal, refusal=refusal)
+        case ProcessesRemoved():
+            response.processes_removed.CopyFrom(session_pb2.ProcessesRemoved(ranks=message.ranks))
         case SaveAsked():
             response.save_asked.number = message.number
             response.save_asked.since_sequence = message.since

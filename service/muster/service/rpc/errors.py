@@ -84,7 +84,12 @@ def error_info(refusal: Refusal) -> Any:
 
 
 async def end_with(refusal: Refusal, context: "grpc.aio.ServicerContext[object, object]") -> None:
-    """End a call with the status of a refusal."""
+    """End a call with the status of a refusal.
+
+    The core's refusal of a call is in a future that a frame of its traceback refers to. This cycle would hold
+    the call's request until the next full garbage collection.
+    """
+    refusal.forget_origin()
     await ended(context.abort_with_status(grpc_status(refusal)))
 
 

@@ -5,27 +5,27 @@ import pytest
 from muster.service.core import views
 from muster.service.core.retention.retention import Retention
 from muster.service.core.vocabulary.effects import (
-    Entered,
     Entry,
     Evicted,
     GroupJoined,
-    Parted,
+    ProcessesAdded,
+    ProcessesRemoved,
     Refused,
     RunForgotten,
     Welcome,
 )
 from muster.service.core.vocabulary.events import (
+    AddProcesses,
     Arrival,
     Arrive,
     CloseRun,
     Disconnected,
-    Enter,
     Evict,
     Forget,
     Goodbye,
     Hello,
     JoinGroup,
-    Part,
+    RemoveProcesses,
 )
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Closed, Decision, MemberState, MissingState, Outcome
@@ -65,7 +65,7 @@ def test_relays_hello_admits_no_generation_and_is_no_use_of_the_run():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"processes": (info(0),)}, ["processes = 1 of them", "Enter one by one"]),
+        ({"processes": (info(0),)}, ["processes = 1 of them", "AddProcesses names them"]),
         ({"relay": "x" * 300}, ["relay", "300 bytes"]),
         ({"relay": "a\nb"}, ["relay", "control characters"]),
         ({"run_id": ""}, ["run_id", "must not be empty"]),
@@ -128,7 +128,9 @@ def test_process_that_enters_again_is_the_same_one(world: World):
     first = world.coordinator.sessions.open[node.session].processes[0]
     (entry,) = node.enter(info(0, ordinal=first.ordinal))
     assert entry == Entry(first.ordinal)
-    assert [message for message, _ in node.told] == [Entered((entry,))], "it is not told that it was replaced"
+    assert [message for message, _ in node.told] == [ProcessesAdded((entry,))], (
+        "it is not told that it was replaced"
+    )
     assert world.coordinator.sessions.open[node.session].processes[0] is first
     node.arrive(0, 1)
     node.enter(info(0))
@@ -141,7 +143,7 @@ def test_second_process_of_a_rank_is_refused_until_the_first_parts(world: World)
     (entry,) = node.enter(info(0, "younger"))
     refusal = some(entry.refusal)
     assert (refusal.reason, entry.ordinal) == (Reason.INVALID_ARGUMENT, 0)
-    assert "rank 0 (node-0, pid 4000) speaks for it on this stream. Part that one first" in refusal.message
+    assert "rank 0 (node-0, pid 4000) speaks for it on this stream. Remove it first" in refusal.message
     node.part(0)
     assert node.refused(info(0, "younger")) == [None]
     world.evict(0)
@@ -154,10 +156,16 @@ def test_another_stream_may_speak_for_the_same_rank(world: World):
     assert Node(world).refused(info(0, "younger")) == [None]
 
 
-@pytest.mark.parametrize("kind", [Enter, Part])
-def test_what_is_for_relays_is_refused_on_another_stream(world: World, kind: type[Enter] | type[Part]):
+@pytest.mark.parametrize("kind", [AddProcesses, RemoveProcesses])
+def test_what_is_for_relays_is_refused_on_another_stream(
+    world: World, kind: type[AddProcesses] | type[RemoveProcesses]
+):
     client = world.start(0)
-    said = Enter(some(client.session), (info(1),)) if kind is Enter else Part(some(client.session), (0,))
+    said = (
+        AddProcesses(some(client.session), (info(1),))
+        if kind is AddProcesses
+        else RemoveProcesses(some(client.session), (0,))
+    )
     refused = world.refused(said)
     assert (refused.refusal.reason, refused.final) == (Reason.INVALID_ARGUMENT, False)
     assert "Open a session with Hello.relay" in refused.refusal.message
@@ -245,7 +253,7 @@ def test_goodbye_of_one_rank_fails_only_barriers_that_need_it(world: World):
         (1, MissingState.LEFT),
         (2, MissingState.LEFT),
     ], "both are known before the barrier fails"
-    assert node.told == [(decision, [0]), (Parted((2, 1)), [])]
+    assert node.told == [(decision, [0]), (ProcessesRemoved((2, 1)), [])]
     assert other.told == []
     assert (node.ranks, [node.state(rank) for rank in range(4)]) == (
         [0],

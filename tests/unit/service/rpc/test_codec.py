@@ -13,12 +13,12 @@ from muster.service.core import views
 from muster.service.core.rendezvous.nodes import Departed
 from muster.service.core.vocabulary import events
 from muster.service.core.vocabulary.effects import (
-    Entered,
     Entry,
     GroupJoined,
     Inspect,
     NodesWaiting,
-    Parted,
+    ProcessesAdded,
+    ProcessesRemoved,
     Progress,
     Refused,
     RoundComplete,
@@ -148,35 +148,37 @@ class TestParse:
         said = session_pb2.Hello(run_id="job1", generation=4, relay="node-0 (pid 7)", protocol_version=1)
         assert parse(hello=said) == events.Hello(SESSION, "job1", 4, (), "node-0 (pid 7)")
 
-    def test_processes_that_enter(self):
+    def test_added_processes(self):
         process = session_pb2.Process(
             rank=3, incarnation="a", host="node-0", pid=4121, ordinal=9, node_rank=0, age_ms=1_500
         )
-        said = session_pb2.Enter(processes=[process, session_pb2.Process(rank=4, incarnation="b")])
-        assert parse(enter=said) == events.Enter(
+        said = session_pb2.AddProcesses(processes=[process, session_pb2.Process(rank=4, incarnation="b")])
+        assert parse(add_processes=said) == events.AddProcesses(
             SESSION,
             (
                 events.ProcessInfo(3, "a", "node-0", 4121, 9, 0, 1.5),
                 events.ProcessInfo(4, "b", "", 0),
             ),
         )
-        assert parse(enter=session_pb2.Enter()) == events.Enter(SESSION, ())
+        assert parse(add_processes=session_pb2.AddProcesses()) == events.AddProcesses(SESSION, ())
 
-    def test_ranks_that_part_for_good_without_a_word_or_by_a_loss(self):
+    def test_ranks_are_removed_with_or_without_a_goodbye(self):
         goodbye = session_pb2.Goodbye(reason="done")
-        assert parse(part=session_pb2.Part(ranks=[3, -1], goodbye=goodbye)) == events.Part(
-            SESSION, (3, -1), "done"
+        assert parse(
+            remove_processes=session_pb2.RemoveProcesses(ranks=[3, -1], goodbye=goodbye)
+        ) == events.RemoveProcesses(SESSION, (3, -1), "done")
+        mute = session_pb2.RemoveProcesses(ranks=[3], goodbye=session_pb2.Goodbye())
+        assert parse(remove_processes=mute) == events.RemoveProcesses(SESSION, (3,), "")
+        assert parse(remove_processes=session_pb2.RemoveProcesses(ranks=[3])) == events.RemoveProcesses(
+            SESSION, (3,)
         )
-        mute = session_pb2.Part(ranks=[3], goodbye=session_pb2.Goodbye())
-        assert parse(part=mute) == events.Part(SESSION, (3,), "")
-        assert parse(part=session_pb2.Part(ranks=[3])) == events.Part(SESSION, (3,))
 
-    @pytest.mark.parametrize("kind", ["enter", "part"])
+    @pytest.mark.parametrize("kind", ["add_processes", "remove_processes"])
     def test_more_processes_than_there_can_be_ranks_are_refused(self, kind: str):
-        if kind == "enter":
-            said: Any = session_pb2.Enter(processes=[session_pb2.Process(rank=0)] * 70_000)
+        if kind == "add_processes":
+            said: Any = session_pb2.AddProcesses(processes=[session_pb2.Process(rank=0)] * 70_000)
         else:
-            said = session_pb2.Part(ranks=range(70_000))
+            said = session_pb2.RemoveProcesses(ranks=range(70_000))
         refusal = refusal_of(session_pb2.ConnectRequest(**{kind: said}).SerializeToString())
         assert refusal.reason is Reason.INVALID_ARGUMENT
         assert "= 70,000 entries: a message may have 65,536" in refusal.message
@@ -226,7 +228,7 @@ def assert_event_or_refusal(data: bytes) -> None:
     except Refusal:
         return
     worker = events.Hello | events.JoinGroup | events.Arrive | events.Goodbye
-    assert isinstance(event, worker | events.Enter | events.Part)
+    assert isinstance(event, worker | events.AddProcesses | events.RemoveProcesses)
 
 
 # ---------------------------------------------------------------------- out
@@ -268,22 +270,26 @@ class TestEncode:
 
     def test_entered_message_has_ordinals_and_refusals(self):
         refusal = Refusal(Reason.EVICTED, "it was evicted.")
-        told = encode(Entered((Entry(7), Entry(refusal=refusal)))).entered.entries
+        told = encode(ProcessesAdded((Entry(7), Entry(refusal=refusal)))).processes_added.entries
         assert (told[0].ordinal, told[0].HasField("refusal")) == (7, False)
         assert (told[1].ordinal, told[1].refusal.code, told[1].refusal.message) == (0, 7, "it was evicted.")
         info = ErrorInfo()
         assert told[1].refusal.error_info.Unpack(info)
         assert info.reason == "EVICTED"
 
-    @pytest.mark.parametrize(("message", "kind"), [(Entered(()), "entered"), (Parted(()), "parted")])
+    @pytest.mark.parametrize(
+        ("message", "kind"),
+        [(ProcessesAdded(()), "processes_added"), (ProcessesRemoved(()), "processes_removed")],
+    )
     def test_answer_without_entries_has_its_kind(self, message: object, kind: str):
         assert encode(message).WhichOneof("message") == kind
 
     def test_question(self):
         assert encode(Inspect(7, all_threads=True)).inspect == insight.Inspect(question=7, all_threads=True)
 
-    def test_ranks_that_parted(self):
-        assert encode(Parted((3, 3, 1))).parted == session_pb2.Parted(ranks=[3, 3, 1])
+    def test_removed_ranks(self):
+        encoded = encode(ProcessesRemoved((3, 3, 1)))
+        assert encoded.processes_removed == session_pb2.ProcessesRemoved(ranks=[3, 3, 1])
 
     @pytest.mark.parametrize("message", [records.decision(), Closed("ann", "done", 1.0)])
     def test_ranks_are_put_behind_the_bytes_that_are_the_same_for_all(self, message: object):

@@ -11,10 +11,15 @@ from muster.client.addresses import checked
 from muster.client.errors import EnvironmentValueError
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
-from muster.service.security.config import Security, TrafficLimits, tls_files
+from muster.service.security.config import (
+    MAX_CONNECTIONS_PER_PEER,
+    Security,
+    TrafficLimits,
+    tls_files,
+)
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_RELAY"}
-"""``--patience-ms`` is also ``MUSTER_RELAY_PATIENCE_MS``."""
+"""``--fold-window-ms`` is also ``MUSTER_RELAY_FOLD_WINDOW_MS``."""
 
 
 def _upstream(value: str) -> str:
@@ -48,7 +53,7 @@ def relay(
         str,
         typer.Option(metavar="HOST:PORT", help="Where to show /metrics, /healthz, /readyz; empty: nowhere."),
     ] = "",
-    patience_ms: Annotated[
+    fold_window_ms: Annotated[
         float,
         typer.Option(
             min=0.0, max=1000.0, help="For how long the first of a node's arrivals waits for the others."
@@ -70,6 +75,12 @@ def relay(
     tokens_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Ask workers for one of the tokens in this TOML file.")
     ] = None,
+    max_connections_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Connections of one IP address; beyond it the newest are closed. 0: no bound."
+        ),
+    ] = MAX_CONNECTIONS_PER_PEER,
     max_sessions_per_peer: Annotated[
         int,
         typer.Option(
@@ -114,19 +125,21 @@ def relay(
     from muster.service.core.vocabulary.limits import Limits
     from muster.service.rpc.server import max_message_bytes as most_of_default
     from muster.service.telemetry import logs
+    from muster.serving.heap import return_freed_memory
 
     try:
         settings = RelaySettings(
             listen=parse_listen_address(listen),
             upstream=upstream,
             http=Address.parse(http) if http else None,
-            fold_window=patience_ms / 1000,
+            fold_window=fold_window_ms / 1000,
             socket_mode=int(socket_mode, 8),
             insecure=insecure,
             max_message_bytes=max_message_bytes or most_of_default(Limits()),
             security=Security(
                 tls=tls_files(tls_cert, tls_key, tls_client_ca),
                 tokens_file=tokens_file,
+                max_connections_per_peer=max_connections_per_peer,
                 traffic=TrafficLimits(
                     max_sessions_per_peer=max_sessions_per_peer,
                     max_messages_per_second_per_peer=max_messages_per_second_per_peer,
@@ -142,6 +155,7 @@ def relay(
             "certificates. Leave those out, or listen on HOST:PORT.",
             Exit.USAGE,
         )
+    return_freed_memory()
     logs.configure("console")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -17,7 +17,12 @@ from muster.service.config import Config
 from muster.service.core.retention.retention import Retention
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.etcd.location import Access
-from muster.service.security.config import Security, TrafficLimits, tls_files
+from muster.service.security.config import (
+    MAX_CONNECTIONS_PER_PEER,
+    Security,
+    TrafficLimits,
+    tls_files,
+)
 
 DEFAULTS = Limits()
 KEEP = Retention()
@@ -84,6 +89,7 @@ def configured(ctx: typer.Context) -> Config:
                 audit_log=given["audit_log"],
                 http_hosts=tuple(name.strip() for name in given["http_hosts"].split(",") if name.strip()),
                 traffic=TrafficLimits(**_fields(TrafficLimits, given)),
+                max_connections_per_peer=given["max_connections_per_peer"],
             ),
             insecure=given["insecure"],
             retention=Retention(closed=given["keep_closed_runs"], idle=given["keep_idle_runs"]),
@@ -292,6 +298,14 @@ def serve(
             help="Append a line of JSON for every call that is refused or changes something. -: to the log.",
         ),
     ] = "",
+    max_connections_per_peer: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MUSTER_SERVE_MAX_CONNECTIONS_PER_PEER",
+            help="gRPC connections of one IP address; beyond it the newest are closed. 0: no bound.",
+        ),
+    ] = MAX_CONNECTIONS_PER_PEER,
     max_sessions_per_peer: Annotated[
         int,
         typer.Option(
@@ -329,8 +343,10 @@ def serve(
     from muster.service.app import serve as run_coordinator
     from muster.service.storage.engine import StorageError
     from muster.service.telemetry import logs
+    from muster.serving.heap import return_freed_memory
 
     told = configured(ctx)
+    return_freed_memory()
     logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

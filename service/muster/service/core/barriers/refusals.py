@@ -3,7 +3,7 @@
 from muster.service.core.barriers.barrier import OpenBarrier
 from muster.service.core.membership.process import Process
 from muster.service.core.vocabulary import report
-from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.limits import SMALL_GATHER_BYTES, Limits
 from muster.service.core.vocabulary.model import Shape
 from muster.service.core.vocabulary.records import RankOwnerRecord
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
@@ -104,11 +104,14 @@ def payload_overflow(prefix: str, barrier: OpenBarrier, all_bytes: int, limits: 
             f"the payloads of {name} come to {barrier.payload_bytes:,} bytes with those of "
             f"{len(barrier.arrivals)} of {barrier.shape.size} ranks",
         )
-    if all_bytes > limits.max_total_gather_bytes:
+    if all_bytes > limits.total_gather_bytes(barrier.payload_bytes):
+        reserved = ""
+        if all_bytes <= limits.max_total_gather_bytes:
+            reserved = f", and the last eighth is for barriers with {SMALL_GATHER_BYTES:,} bytes at most"
         return limit_exceeded(
             "max_total_gather_bytes",
             limits.max_total_gather_bytes,
-            f"the payloads of all runs come to {all_bytes:,} bytes with this one for {name}",
+            f"the payloads of all runs come to {all_bytes:,} bytes with this one for {name}{reserved}",
         )
     return None
 

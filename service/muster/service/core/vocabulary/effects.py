@@ -32,7 +32,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The result for one process of an Enter."""
+    """The result for one process of an AddProcesses."""
 
     ordinal: int = 0
     refusal: Refusal | None = None
@@ -43,15 +43,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """Answers an Enter, process by process."""
+class ProcessesAdded:
+    """Answers an AddProcesses, process by process."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
-    """Answers a Part."""
+class ProcessesRemoved:
+    """Answers a RemoveProcesses."""
 
     ranks: tuple[int, ...]
 
@@ -202,8 +202,8 @@ class Inspect:
 
 Message: TypeAlias = (
     Welcome
-    | Entered
-    | Parted
+    | ProcessesAdded
+    | ProcessesRemoved
     | GroupJoined
     | Decision
     | Progress

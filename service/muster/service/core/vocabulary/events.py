@@ -65,7 +65,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class AddProcesses:
     """A relay adds processes to its stream."""
 
     session: SessionId
@@ -73,7 +73,7 @@ class Enter:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RemoveProcesses:
     """A relay removes processes from its stream."""
 
     session: SessionId
@@ -326,8 +326,8 @@ class Tick:
 
 Event: TypeAlias = (
     Hello
-    | Enter
-    | Part
+    | AddProcesses
+    | RemoveProcesses
     | JoinGroup
     | Arrive
     | ArriveOnce

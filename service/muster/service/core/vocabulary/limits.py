@@ -5,6 +5,9 @@ from dataclasses import dataclass
 MIN_DECISIONS = 16
 """Decisions that a group keeps in any case, however many missing ranks each of them names."""
 
+SMALL_GATHER_BYTES = 65_536
+"""Payloads of one barrier for which the last eighth of ``max_total_gather_bytes`` is reserved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -50,6 +53,15 @@ class Limits:
     """Clients of a run's store whose last change is kept. Beyond it, the least recent client is forgotten."""
     max_store_waits: int = 65_536
     """Calls that wait for keys of one run."""
+
+    def total_gather_bytes(self, own: int) -> int:
+        """Return ``max_total_gather_bytes`` for a barrier with ``own`` bytes of payloads.
+
+        The last eighth is for small ones, so that a run that uses up the rest spoils no barrier of the others
+        that gathers a few numbers.
+        """
+        reserved = 0 if own <= SMALL_GATHER_BYTES else self.max_total_gather_bytes // 8
+        return self.max_total_gather_bytes - reserved
 
     def unheard_decisions(self, ranks: int) -> int:
         """Return ``max_unheard_decisions`` for barriers of ``ranks`` ranks, each of which may be missing."""

@@ -16,6 +16,7 @@ import grpc
 
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.interceptors.open_reads import OPEN_REQUEST_BYTES, OpenReads
+from muster.service.rpc.interceptors.open_reads import READ_TIMEOUT as OPEN_READ_TIMEOUT
 from muster.service.rpc.interceptors.refusals import Continuation, Parse, parsed
 from muster.service.rpc.interceptors.unsent import Answers, log_slow_reader
 from muster.service.security import access
@@ -30,7 +31,7 @@ from muster.serving.options import READ_TIMEOUT
 from muster.serving.writes import Writes
 
 SMALL_READ_TIMEOUT = 5.0
-"""Seconds for small requests: those of callers without a token, or of viewers."""
+"""Seconds for small requests, which are those of viewers."""
 FEW = 8
 """Small requests of one token that may be awaited at once. They may turn out to be large."""
 CROWDED_READ_TIMEOUT = 0.2
@@ -76,7 +77,8 @@ class Admission:
         return read if self.traffic is None else self.traffic.paced(self.peer, read)
 
 
-ADMISSION: ContextVar[Admission] = ContextVar("admission", default=Admission())  # noqa: B039  # frozen
+NOT_ADMITTED = Admission()
+ADMISSION: ContextVar[Admission] = ContextVar("admission", default=NOT_ADMITTED)
 """The admission of the current task's call, for handlers that show it or that read the run id later."""
 
 
@@ -159,7 +161,11 @@ class _Guarded:
                 await self.traffic.pace_all()
             admission = Admission(grant, self.traffic, peer, validity)
             ADMISSION.set(admission)
-            yield admission
+            try:
+                yield admission
+            finally:
+                # The admission's timeout refers to the call's task, and so to this context.
+                ADMISSION.set(NOT_ADMITTED)
 
     @asynccontextmanager
     async def _granted(self) -> AsyncIterator[tuple[Grant | None, asyncio.Timeout | None]]:
@@ -186,7 +192,7 @@ class _Guarded:
     async def _read_open(self, address: str, context: Any) -> Any:
         """Read the request of a caller without a token."""
         async with self.open_reads.turn(address):
-            data = await self._read_within(SMALL_READ_TIMEOUT, context)
+            data = await self._read_within(OPEN_READ_TIMEOUT, context)
             if data is grpc.aio.EOF or (size := len(data)) <= OPEN_REQUEST_BYTES:
                 return data
             del data  # The exception refers to this frame, and would keep the data alive.
@@ -279,7 +285,9 @@ class _Guarded:
             with self.traffic.stream(address_of(context.peer())):
                 async with self._admitted(context) as admission:
                     async for response in behavior(await self._request(admission, context), context):
-                        await self._respond(admission, response, context)
+                        answer = [response]
+                        del response
+                        await self._respond(admission, answer.pop(), context)
 
         return call
 
@@ -296,11 +304,15 @@ class _Guarded:
             with self.traffic.stream(address_of(context.peer()), "dialogue"):
                 async with self._admitted(context) as admission:
                     async for response in behavior(self._requests(admission, context), context):
-                        await self._respond(admission, response, context)
+                        answer = [response]
+                        del response  # Do not keep it in memory beside its bytes, nor until the next one.
+                        await self._respond(admission, answer.pop(), context)
 
         return call
 
     async def _requests(self, admission: Admission, context: Any) -> AsyncIterator[Any]:
         read = admission.paced(context.read)
         while (data := await read()) is not grpc.aio.EOF:
-            yield self._checked(admission, data)
+            made = [self._checked(admission, data)]
+            del data
+            yield made.pop()  # This frame keeps no request while it waits for the next.

@@ -15,9 +15,11 @@ from muster.service.core.vocabulary.refusal import limit_exceeded
 
 OPEN_REQUEST_BYTES = 4_096
 """Size limit of one request. A health check has only the name of a service."""
-MAX_READS = 4
-"""Concurrent reads of one address."""
-TURN_TIMEOUT = 1.0
+MAX_READS = 1
+"""Concurrent reads of one address. Each may receive as much as the largest message."""
+READ_TIMEOUT = 2.0
+"""Seconds for a request to come. It usually comes with the begin of the call, and others wait meanwhile."""
+TURN_TIMEOUT = 3.0
 """Seconds that a request waits for earlier ones."""
 BARRED_SECONDS = 10.0
 """Seconds for which an address is barred after a large request."""
@@ -48,7 +50,7 @@ class OpenReads:
             raise limit_exceeded(
                 "max_open_reads",
                 MAX_READS,
-                f"{MAX_READS} requests of {address} without a token have not come whole",
+                f"an earlier request of {address} without a token has not come whole",
                 "Send each whole, or show a token.",
             ) from None
         try:

@@ -234,12 +234,13 @@ class Session:
             # A peer that sends nothing more but still reads is alive. Only a goodbye or the loss of the
             # stream ends its session.
             while type(event) is not Goodbye:
+                del data, event  # The next message may come after hours, and this one may be large.
                 data = await read()
                 if data is grpc.aio.EOF:
                     return
                 event = self._admitted(data, admission)
-                del data  # A whole job may wait here to join, and each message may list all ranks.
                 if type(event) is JoinGroup and self._join_turn is not None:
+                    data = b""  # A whole job may wait here to join, and each message may list all ranks.
                     await self._join_turn.begin()
                 self._submit(event)
             self.end()

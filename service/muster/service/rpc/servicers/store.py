@@ -130,7 +130,9 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
                     f"sent again. Give it one, or call StoreService.{type(operation).__name__[:-7]}.",
                     field="operation",
                 )
-            yield pb.OperateResponse(**{name: await self._calls[name](operation, context)})
+            answer = [pb.OperateResponse(**{name: await self._calls[name](operation, context)})]
+            del request, operation
+            yield answer.pop()  # This frame keeps neither while it waits for the next.
 
     async def _next(self, requests: AsyncIterator[pb.OperateRequest]) -> pb.OperateRequest | None:
         """Return the next request; None: the stream has been idle or was closed."""

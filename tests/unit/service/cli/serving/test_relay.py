@@ -34,7 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[RelaySettings]:
 def test_what_is_given_is_done(told: list[RelaySettings], tmp_path: Path):
     result = invoke(
         *("relay", "--listen", "unix:///run/muster/relay.sock", "--upstream", "a:1, unix:///run/up.sock,a:1"),
-        *("--http", "127.0.0.1:9", "--patience-ms", "3.5", "--socket-mode", "660"),
+        *("--http", "127.0.0.1:9", "--fold-window-ms", "3.5", "--socket-mode", "660"),
     )
     assert (result.exit_code, result.stderr) == (0, "")
     (settings,) = told
@@ -68,8 +68,8 @@ def test_the_environment_is_asked_too(told: list[RelaySettings]):
         ((*GOOD, "--upstream=a:1,,b:1"), "is not host:port"),
         ((*GOOD, "--upstream=a:0"), "is not host:port"),
         ((*GOOD, "--http=here"), "here"),
-        ((*GOOD, "--patience-ms=-1"), "patience-ms"),
-        ((*GOOD, "--patience-ms=1001"), "patience-ms"),
+        ((*GOOD, "--fold-window-ms=-1"), "fold-window-ms"),
+        ((*GOOD, "--fold-window-ms=1001"), "fold-window-ms"),
         ((*GOOD, "--socket-mode=888"), "not a file mode"),
         ((*GOOD, "--socket-mode=1777"), "not a file mode"),
         ((*GOOD, "--socket-mode=66"), "not a file mode"),

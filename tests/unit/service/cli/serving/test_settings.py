@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from muster.service.cli.main import app
 from muster.service.cli.serving.serve import serve
 from muster.service.core.vocabulary.limits import Limits
-from muster.service.security.config import TrafficLimits
+from muster.service.security.config import Security, TrafficLimits
 
 
 @pytest.fixture(autouse=True)
@@ -151,4 +151,4 @@ def test_every_bound_among_the_options_is_a_field_that_it_fills():
     """They are matched by name, so that one with a slip would be taken and mean nothing."""
     options = {name for name in inspect.signature(serve).parameters if name.startswith("max_")}
     assert options
-    assert options <= {field.name for kind in (Limits, TrafficLimits) for field in fields(kind)}
+    assert options <= {field.name for kind in (Limits, TrafficLimits, Security) for field in fields(kind)}

@@ -9,7 +9,7 @@ import pytest
 
 from muster.service.cli.failure import Exit
 from muster.service.cli.views.stack import MAX_RANKS, parse_ranks
-from muster.v1.insight_pb2 import Crowd, Frame, Onlooked, Report, StacksRequest, StacksResponse, Thread
+from muster.v1.insight_pb2 import Crowd, Frame, ProbedProcess, Report, StacksRequest, StacksResponse, Thread
 from muster.v1.insight_pb2_grpc import InsightServiceServicer, add_InsightServiceServicer_to_server
 from tests.unit.service.cli.test_main import invoke
 
@@ -23,7 +23,7 @@ class Insight(InsightServiceServicer):
         self.answer = StacksResponse(
             crowds=[
                 Crowd(
-                    members=[Onlooked(rank=3, host="node-0", pid=4121, report=Report())],
+                    members=[ProbedProcess(rank=3, host="node-0", pid=4121, report=Report())],
                     threads=[Thread(main=True, frames=[Frame(function="step", file="train.py", line=214)])],
                     line="main thread in step, train.py:214",
                 )

@@ -1,15 +1,15 @@
 import pytest
 
 from muster.service.cli.views.stacks import stacks_lines
-from muster.v1.insight_pb2 import ChildOfSave, Crowd, Frame, Onlooked, Report, StacksResponse, Thread
+from muster.v1.insight_pb2 import ChildOfSave, Crowd, Frame, ProbedProcess, Report, StacksResponse, Thread
 
 ALL_REDUCE = Frame(function="all_reduce", file="/torch/distributed_c10d.py", line=2810, library=True)
 STEP = Frame(function="step", file="train.py", line=214)
 LINE = "main thread in step, train.py:214, for 41 s"
 
 
-def member(rank: int, *, host: str = "node-0", said: Report | None = None) -> Onlooked:
-    return Onlooked(rank=rank, host=host, pid=4000 + rank if host else 0, report=said)
+def member(rank: int, *, host: str = "node-0", said: Report | None = None) -> ProbedProcess:
+    return ProbedProcess(rank=rank, host=host, pid=4000 + rank if host else 0, report=said)
 
 
 def main_thread(*frames: Frame, left_out: int = 0) -> Thread:
@@ -161,7 +161,7 @@ def test_where_nobody_answers_only_the_silent_are_shown():
 
 def test_no_name_can_speak_to_the_terminal_or_begin_a_line():
     bad = "\x1b[2J\nrank 0: fine\u202e<script>"
-    one = Onlooked(
+    one = ProbedProcess(
         rank=1,
         host=bad,
         pid=1,
@@ -176,7 +176,7 @@ def test_no_name_can_speak_to_the_terminal_or_begin_a_line():
                 line=bad,
             )
         ],
-        silent=[Crowd(members=[Onlooked(rank=2, host=bad, pid=2)], line=bad)],
+        silent=[Crowd(members=[ProbedProcess(rank=2, host=bad, pid=2)], line=bad)],
     )
     lines = stacks_lines(f"job1{bad}", response)
     shown = "\\x1b[2J\\nrank 0: fine\\u202e<script>"

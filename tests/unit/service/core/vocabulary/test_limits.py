@@ -6,7 +6,7 @@ import pytest
 
 from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.events import Arrival, Arrive, Forget, Hello, JoinGroup, ProcessInfo
-from muster.service.core.vocabulary.limits import Limits
+from muster.service.core.vocabulary.limits import SMALL_GATHER_BYTES, Limits
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
@@ -134,6 +134,19 @@ def test_payload_beyond_the_total_aborts_its_barrier_for_all_ranks():
     # All ranks are at the next barrier, which has room for as much as the failed one freed.
     for client in (zero, one, two):
         client.arrive(payload=b"x")
+    assert zero.outcomes == [Outcome.ABORTED, Outcome.RELEASED]
+    world.assert_good()
+
+
+def test_large_payloads_leave_the_last_eighth_of_the_total_to_small_ones():
+    large = SMALL_GATHER_BYTES + 1
+    world = World(1, limits=Limits(max_total_gather_bytes=4 * large, max_gather_bytes=4 * large))
+    gathering(world, "other", b"x" * 3 * large)
+    (zero,) = world.ranks()
+    zero.arrive(payload=b"x" * large)
+    assert zero.outcomes == [Outcome.ABORTED]
+    assert f"the last eighth is for barriers with {SMALL_GATHER_BYTES:,} bytes at most" in zero.last.message
+    zero.arrive(payload=b"x" * SMALL_GATHER_BYTES)
     assert zero.outcomes == [Outcome.ABORTED, Outcome.RELEASED]
     world.assert_good()
 

@@ -20,6 +20,7 @@ from muster.service.rpc.interceptors.guard import (
     GuardInterceptor,
 )
 from muster.service.rpc.interceptors.open_reads import BARRED_SECONDS, MAX_READS, OPEN_REQUEST_BYTES
+from muster.service.rpc.interceptors.open_reads import READ_TIMEOUT as OPEN_READ_TIMEOUT
 from muster.service.rpc.interceptors.unsent import Answers
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
@@ -363,17 +364,17 @@ async def test_request_without_token_is_refused_while_others_trickle():
             await handler.stream_stream(None, context)
         return caught.value.message
 
-    trickling = [asyncio.create_task(call(Trickle())) for _ in range(MAX_READS)]
+    trickling = [asyncio.create_task(call(Trickle())) for _ in range(2 * MAX_READS)]
     await asyncio.sleep(0)
     waiting = Context(b"")
-    assert "have not come whole" in await call(waiting)
+    assert "has not come whole" in await call(waiting)
     assert waiting._sent == [b""]
     elsewhere = Context(b"")
     elsewhere.peer = lambda: "ipv4:10.0.0.8:1"  # type: ignore[method-assign]
     await handler.stream_stream(None, elsewhere)
     assert elsewhere._sent == []
     for said in await asyncio.gather(*trickling):
-        assert f"did not come within {SMALL_READ_TIMEOUT:g} s" in said
+        assert f"did not come within {OPEN_READ_TIMEOUT:g} s" in said
     gc.collect()
     assert not world.interceptor._open_reads._turns
 

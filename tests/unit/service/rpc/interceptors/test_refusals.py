@@ -1,13 +1,19 @@
 """What is counted of a call, and how a refusal ends it."""
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from muster.service.core.vocabulary.operations import Done
 from muster.service.core.vocabulary.refusal import Reason, Refusal
+from muster.service.driver import Driver
+from muster.service.rpc.call import Call
 from muster.service.rpc.interceptors.refusals import CODE_NAMES, CallInterceptor
 
 METHOD = "/muster.v1.RunService/Get"
@@ -130,6 +136,29 @@ async def test_refusal_becomes_its_status():
     assert await code_of(raising(REFUSAL), context=context) == "NotFound"
     assert context.details == "no such run."
     assert await code_of(streaming(REFUSAL), "server_stream") == "NotFound"
+
+
+class LargeRequest(bytearray):
+    """Bytes that can be watched by a weak reference."""
+
+
+async def test_refused_call_frees_its_request_without_a_garbage_collection(driver: Driver):
+    async def refused_by_core(request: Any, context: Any) -> None:
+        with Call(driver, Done) as call:
+            call.refuse(Refusal(Reason.RUN_NOT_FOUND, "no such run."))
+            await call.answer()
+
+    handler = await intercepted(grpc.unary_unary_rpc_method_handler(refused_by_core), Observer())
+    request = LargeRequest(1_000_000)
+    kept = weakref.ref(request)
+    gc.disable()
+    try:
+        with suppress(Aborted):
+            await handler.unary_unary(request, Context())
+        del request
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", ["unary", "bidi_stream"])

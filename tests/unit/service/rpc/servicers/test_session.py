@@ -100,6 +100,19 @@ class TestJoinsOfOneRun:
             await other.driver.hears(2)
 
 
+async def test_stream_that_waits_keeps_no_message():
+    """Thousands of streams wait for hours, and the last message of each may have had a large payload."""
+    async with stream() as one:
+        data = ARRIVE.SerializeToString()
+        users = sys.getrefcount(data)
+        one.context.says(data)
+        await one.driver.hears(2)
+        await settle()
+        control = [object()]
+        assert sys.getrefcount(one.driver.events[1]) == sys.getrefcount(control[0])
+        assert sys.getrefcount(data) == users
+
+
 async def test_messages_go_to_the_driver_in_order():
     async with stream() as one:
         one.context.says(GOODBYE)

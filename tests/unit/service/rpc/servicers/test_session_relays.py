@@ -61,8 +61,8 @@ class Peer:
         return session_pb2.ConnectResponse.FromString(await self.context.heard.get())
 
     async def enters(self, *ranks: int) -> list[session_pb2.Entry]:
-        self.says(enter=session_pb2.Enter(processes=[a_process(rank) for rank in ranks]))
-        return list((await self.hears()).entered.entries)
+        self.says(add_processes=session_pb2.AddProcesses(processes=[a_process(rank) for rank in ranks]))
+        return list((await self.hears()).processes_added.entries)
 
     async def is_refused(self, **message: Any) -> session_pb2.Refusal:
         self.says(**message)
@@ -116,9 +116,13 @@ async def test_parting_processes_are_answered_after_the_commit():
     async with a_coordinator() as coordinator:
         relay = await coordinator.peer(relay="node")
         await relay.enters(0, 1)
-        relay.says(part=session_pb2.Part(ranks=[1, 9], goodbye=session_pb2.Goodbye(reason="done")))
-        relay.says(part=session_pb2.Part(ranks=[0]))
-        assert [list((await relay.hears()).parted.ranks) for _ in range(2)] == [[1, 9], [0]]
+        relay.says(
+            remove_processes=session_pb2.RemoveProcesses(
+                ranks=[1, 9], goodbye=session_pb2.Goodbye(reason="done")
+            )
+        )
+        relay.says(remove_processes=session_pb2.RemoveProcesses(ranks=[0]))
+        assert [list((await relay.hears()).processes_removed.ranks) for _ in range(2)] == [[1, 9], [0]]
         relay.says(goodbye=session_pb2.Goodbye())
         await relay.serving
 
@@ -127,7 +131,10 @@ async def test_parting_processes_are_answered_after_the_commit():
 async def test_relay_message_on_another_stream_is_refused():
     async with a_coordinator() as coordinator:
         own = await coordinator.peer(processes=[a_process(2)])
-        for message in ({"enter": session_pb2.Enter()}, {"part": session_pb2.Part(ranks=[2])}):
+        for message in (
+            {"add_processes": session_pb2.AddProcesses()},
+            {"remove_processes": session_pb2.RemoveProcesses(ranks=[2])},
+        ):
             refusal = await own.is_refused(**message)
             assert (refusal.code, refusal.HasField("rank")) == (3, False)
         group = session_pb2.JoinGroup(prefix="ckpt", world_size=4)
@@ -140,7 +147,7 @@ async def test_enter_before_the_hello_is_refused():
     async with a_coordinator() as coordinator:
         peer = Peer(coordinator.servicer)
         coordinator.peers.append(peer)
-        refusal = await peer.is_refused(enter=session_pb2.Enter(processes=[a_process(0)]))
+        refusal = await peer.is_refused(add_processes=session_pb2.AddProcesses(processes=[a_process(0)]))
         assert "the first message of a session must be a Hello" in refusal.message
         assert coordinator.driver.coordinator.runs == {}
 

@@ -1,7 +1,7 @@
 """A job with local checkpoints around a core: nodes, keepers, ranks, and a coordinator that restarts."""
 
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import count, islice
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.local.tier import ORDERS_PAUSE
@@ -78,8 +78,7 @@ class Job:
         self._rows: dict[bytes, bytes] = {}
         self._ids = count(1)
         self._steps = count(0)
-        self._world_sizes: dict[int, int] = {}
-        """By generation."""
+        self._sizes_by_generation: dict[int, int] = {}
         self._asking: dict[SessionId, tuple[int, int, int]] = {}
         """The ranks that wait for a decision: generation, number, rank."""
         self._committing: dict[SessionId, tuple[LocalCheckpoint, Level]] = {}
@@ -352,11 +351,8 @@ class Job:
         self.generation += 1
         self.is_training, self.number, self.answered = False, 0, set()
         self.unsettled, self.absent, self._saves = (), (), 0
-        first = 0
-        self.ranks = {}
-        for node, ranks in placed:
-            self.ranks[node.name] = frozenset(range(first, first + ranks))
-            first += ranks
+        every = count()
+        self.ranks = {node.name: frozenset(islice(every, ranks)) for node, ranks in placed}
         for node in attached:
             self.attach(node)
 
@@ -418,7 +414,7 @@ class Job:
         self._asking[session] = generation, number, rank
         absent = self.absent if (generation, number) == (self.generation, self.number) else ()
         # A rank of an earlier generation asks with the world size of its own.
-        world_size = self._world_sizes.setdefault(generation, self.world_size)
+        world_size = self._sizes_by_generation.setdefault(generation, self.world_size)
         self.step(Recover(session, RUN, generation, number, world_size, absent))
 
     def hang_up(self) -> None:

@@ -39,7 +39,7 @@ def recovery_superseded(run_id: str, generation: int, number: int) -> Refusal:
 def recovery_mismatched(run_id: str, generation: int, number: int, first: int, other: int) -> Refusal:
     """Return the refusal of all ranks that ask for a decision with different world sizes.
 
-    It keeps invariant 8 (disagreement fails for all).
+    It keeps invariant 8 (Disagreement fails every rank).
     """
     return Refusal(
         Reason.RECOVERY_MISMATCHED,

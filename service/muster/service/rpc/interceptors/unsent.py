@@ -14,8 +14,8 @@ MAX_ANSWER_BYTES = 48 << 20
 """Size limit of all unread answers to calls."""
 MAX_ANSWER_BYTES_PER_ADDRESS = 24 << 20
 """Size limit of the unread answers to one address: two of the largest, of a little more than 8 MiB. One is
-written, and the other waits in ``muster.serving.writes``, which then ends the connection of a reader that takes
-none."""
+written, and the other waits in ``muster.serving.writes``, which then ends the connection of a reader that
+takes none."""
 PLACE_TIMEOUT = 20.0
 """Seconds that the first waiting answer of an address waits for a place."""
 

@@ -57,6 +57,7 @@ def test_reasons_are_stable():
         "STALE_OPERATION",
         "ATTEMPT_SUPERSEDED",
         "RECOVERY_SUPERSEDED",
+        "RECOVERY_MISMATCHED",
         "KEEPER_NOT_CONNECTED",
         "TOKEN_MISSING",
         "TOKEN_UNKNOWN",

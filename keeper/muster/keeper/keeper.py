@@ -182,7 +182,7 @@ class Keeper:
     def report(self) -> Report:
         """Return everything that the coordinator is to know.
 
-        If there are more than ``MAX_HOLDINGS`` checkpoints, those that orders name come first, then the newest.
+        More than ``MAX_HOLDINGS`` are cut: those that orders name come first, then the newest.
         """
         holdings = {}
         known = sorted(

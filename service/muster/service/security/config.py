@@ -27,10 +27,6 @@ class TrafficLimits:
     """Messages and calls of all peers together."""
 
 
-MAX_CONNECTIONS_PER_PEER = 1_024
-"""Default; a node has one for each process. With TLS each takes about 70 KiB."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
     """The security settings of one coordinator.
@@ -40,8 +36,8 @@ class Security:
     """
 
     tls: TlsFiles | None = None
-    max_connections_per_peer: int = MAX_CONNECTIONS_PER_PEER
-    """gRPC connections of one IP address; 0: no limit."""
+    max_connections_per_peer: int = 0
+    """gRPC connections of one IP address; 0: no limit. With TLS each takes about 70 KiB."""
     tokens_file: Path | None = None
     http_tls: bool = False
     """Whether the HTTP port uses the certificate as well."""

@@ -12,7 +12,6 @@ from muster.client.errors import EnvironmentValueError
 from muster.service.address import Address
 from muster.service.cli.failure import Exit, fail
 from muster.service.security.config import (
-    MAX_CONNECTIONS_PER_PEER,
     Security,
     TrafficLimits,
     tls_files,
@@ -80,7 +79,7 @@ def relay(
         typer.Option(
             min=0, help="Connections of one IP address; beyond it the newest are closed. 0: no bound."
         ),
-    ] = MAX_CONNECTIONS_PER_PEER,
+    ] = 0,
     max_sessions_per_peer: Annotated[
         int,
         typer.Option(

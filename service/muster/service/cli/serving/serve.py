@@ -18,7 +18,6 @@ from muster.service.core.retention.retention import Retention
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.etcd.location import Access
 from muster.service.security.config import (
-    MAX_CONNECTIONS_PER_PEER,
     Security,
     TrafficLimits,
     tls_files,
@@ -305,7 +304,7 @@ def serve(
             envvar="MUSTER_SERVE_MAX_CONNECTIONS_PER_PEER",
             help="gRPC connections of one IP address; beyond it the newest are closed. 0: no bound.",
         ),
-    ] = MAX_CONNECTIONS_PER_PEER,
+    ] = 0,
     max_sessions_per_peer: Annotated[
         int,
         typer.Option(

@@ -63,9 +63,12 @@ class Cell:
 # ---------------------------------------------------------------------- states and loads
 
 
+def _layers(gib: int) -> range:
+    return range(gib * GIB // TENSOR_BYTES)
+
+
 def _empty(gib: int) -> State:
-    number = gib * GIB // TENSOR_BYTES
-    return {f"layer-{one}": torch.zeros(TENSOR_BYTES // 4) for one in range(number)}
+    return {f"layer-{number}": torch.zeros(TENSOR_BYTES // 4) for number in _layers(gib)}
 
 
 def _prepare(rank: int, world_size: int, gib: int, folder: Path) -> None:
@@ -74,9 +77,9 @@ def _prepare(rank: int, world_size: int, gib: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     state: dict[str, torch.Tensor | DTensor] = {}
     mesh = init_device_mesh("cpu", (world_size,))
-    for number, (name, tensor) in enumerate(_empty(gib).items()):
-        tensor.fill_(number)
-        state[name] = distribute_tensor(tensor, mesh, [Shard(0)]) if world_size > 1 else tensor
+    for number in _layers(gib):  # One after the other: two whole states need not fit into memory.
+        tensor = torch.full((TENSOR_BYTES // 4,), float(number))
+        state[f"layer-{number}"] = distribute_tensor(tensor, mesh, [Shard(0)]) if world_size > 1 else tensor
     made = Checkpointer(folder / "muster")
     made.save(STEP, state)
     assert made.finalize(blocking=True) == [STEP]

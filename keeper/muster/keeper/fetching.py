@@ -18,9 +18,9 @@ import xxhash
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.digest import Segment
+from muster.checkpoint.local_folder import attempt_name
 from muster.checkpoint.manifest import FileEntry
 from muster.keeper.transport import AbsentError, Transport, TransportError
-from muster.keeper.vocabulary import attempt_name
 
 logger = logging.getLogger(__name__)
 

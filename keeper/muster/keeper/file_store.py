@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.directory import METADATA, sync, write_synced
+from muster.checkpoint.local_folder import attempt_name
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.keeper.change_signal import ChangeSignal
 from muster.keeper.fetching import (
@@ -25,7 +26,7 @@ from muster.keeper.orders import wanted_ranks
 from muster.keeper.transport import AbsentError, Transport, TransportError, read_all
 from muster.keeper.verified_files import VerifiedFiles
 from muster.keeper.verifying import file_is_whole, read_head
-from muster.keeper.vocabulary import HEAD, Head, Order, Orders, attempt_name
+from muster.keeper.vocabulary import HEAD, Head, Order, Orders
 
 T = TypeVar("T")
 

@@ -16,18 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from muster.checkpoint.committed import SaveAttempt, run_mark
+from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.containment import path_in
 from muster.checkpoint.directory import sync
-from muster.keeper.vocabulary import HEAD, attempt_name, parse_attempt
+from muster.checkpoint.local_folder import ADDRESS, LOCK, NOTES, attempt_name, find_attempt, run_folder
+from muster.keeper.vocabulary import HEAD
 
 logger = logging.getLogger(__name__)
 
-LOCK = "keeper.lock"
-ADDRESS = "keeper.json"
 ID = "keeper.id"
-NOTES = ".notes"
-"""In an attempt's folder: the folder of the notes that this node's ranks leave for other ranks."""
 REMOVED = ".removed-"
 """The prefix of an attempt that is being deleted."""
 FREE_SHARE = 0.9
@@ -69,7 +66,7 @@ class KeeperFolder:
     """
 
     def __init__(self, local: Path, run_id: str) -> None:
-        self.path = local / f"muster-{run_mark(run_id)}"
+        self.path = run_folder(local, run_id)
         self._lock = -1
 
     # ------------------------------------------------------------------ the keeper
@@ -132,7 +129,7 @@ class KeeperFolder:
 
     def attempts(self) -> set[SaveAttempt]:
         """Return the attempts that have a folder."""
-        return {attempt for attempt in map(parse_attempt, self._names()) if attempt is not None}
+        return {attempt for attempt in map(find_attempt, self._names()) if attempt is not None}
 
     def attempt(self, attempt: SaveAttempt) -> Path:
         """Return the folder of an attempt, whether it is there or not."""

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.damage import DamageError
+from muster.checkpoint.local_folder import attempt_name
 from muster.keeper.file_store import FileStore
 from muster.keeper.orders import (
     Action,
@@ -34,7 +35,6 @@ from muster.keeper.vocabulary import (
     Orders,
     Peers,
     Transfer,
-    attempt_name,
 )
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from muster.keeper.folder import FolderInUseError, KeeperFolder
 from muster.keeper.keeper import Keeper
 from muster.keeper.measuring import MeasuredTransport
 from muster.keeper.persisting.persister import SharedStoragePersister
-from muster.keeper.server import Site
+from muster.keeper.server import KeeperApi
 from muster.keeper.settings import KeeperSettings, own_host, url_of
 from muster.keeper.tls import Tls
 from muster.keeper.transport import HttpTransport
@@ -78,9 +78,9 @@ async def run_keeper(settings: KeeperSettings) -> None:
         stack.callback(folder.retract)
         tls = Tls.of(settings.credentials)
         serving = tls.for_serving() if tls is not None else None
-        keeper, site = _assemble(settings, folder, tls, stack)
-        peers = await _serve(stack, site.for_peers(), *settings.listen, serving)
-        ranks = await _serve(stack, site.for_ranks(), *settings.listen_ranks, None)
+        keeper, api = _assemble(settings, folder, tls, stack)
+        peers = await _serve(stack, api.for_peers(), *settings.listen, serving)
+        ranks = await _serve(stack, api.for_ranks(), *settings.listen_ranks, None)
         host = settings.advertise or await asyncio.to_thread(own_host, settings.endpoint)
         address = KeeperAddress(
             url_of("https" if tls else "http", host, _port(peers)),
@@ -88,23 +88,23 @@ async def run_keeper(settings: KeeperSettings) -> None:
             settings.node_name,
             version("muster-coordinator"),
         )
-        folder.announce(url_of("http", settings.listen_ranks[0], _port(ranks)), site.token, keeper.id)
+        folder.announce(url_of("http", settings.listen_ranks[0], _port(ranks)), api.token, keeper.id)
         logger.info("keeping %s in %s, at %s", settings.run_id, folder.path, address.url)
         if settings.follow:
-            stack.callback(loop.create_task(_follow(settings.follow, keeper, site, stop)).cancel)
+            stack.callback(loop.create_task(_follow(settings.follow, keeper, api, stop)).cancel)
         unused = asyncio.Event()
         if settings.idle:
             watch = loop.create_task(_watch_use(settings.idle, keeper, ranks, unused))
             stack.callback(watch.cancel)
             watch.add_done_callback(lambda _: stop.set())
-        await _until(stop, _work(settings, keeper, site, address))
+        await _until(stop, _work(settings, keeper, api, address))
         if unused.is_set():
             raise UnusedError(f"no rank has used it for {settings.idle:g} s")
 
 
 def _assemble(
     settings: KeeperSettings, folder: KeeperFolder, tls: Tls | None, stack: AsyncExitStack
-) -> tuple[Keeper, Site]:
+) -> tuple[Keeper, KeeperApi]:
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-keeper")
     stack.callback(threads.shutdown, wait=False, cancel_futures=True)
     keepers: list[Keeper] = []
@@ -118,12 +118,12 @@ def _assemble(
     stack.callback(persister.close)
     keeper = Keeper(keeper_id, files, persister, measured.transfers)
     keepers.append(keeper)
-    return keeper, Site(keeper, transport, threads, secrets.token_hex(32))
+    return keeper, KeeperApi(keeper, transport, threads, secrets.token_hex(32))
 
 
-async def _work(settings: KeeperSettings, keeper: Keeper, site: Site, address: KeeperAddress) -> None:
+async def _work(settings: KeeperSettings, keeper: Keeper, api: KeeperApi, address: KeeperAddress) -> None:
     link = CoordinatorLink(settings.endpoint, settings.run_id, keeper, address, settings.credentials)
-    site.link = link
+    api.link = link
     keeper.permits = link.permit
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(keeper.verify_all(), name="muster-keeper-verify")
@@ -138,8 +138,8 @@ async def _serve(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port, ssl_context=tls)
-    await site.start()
+    api = web.TCPSite(runner, host, port, ssl_context=tls)
+    await api.start()
     return runner
 
 
@@ -172,15 +172,15 @@ async def _watch_use(seconds: float, keeper: Keeper, ranks: web.AppRunner, stop:
     stop.set()
 
 
-async def _follow(process: int, keeper: Keeper, site: Site, stop: asyncio.Event) -> None:
+async def _follow(process: int, keeper: Keeper, api: KeeperApi, stop: asyncio.Event) -> None:
     """Stop when a process has ended, and what is to be persisted is in shared storage.
 
     A rank of the next process does not wait for that: its keeper must not end before it does.
     """
     await _ended(process)
     logger.info("process %d has ended", process)
-    site.is_ending = True
-    await keeper.changes.until(lambda: site.was_asked or not keeper.persists(), LINGER)
+    api.is_ending = True
+    await keeper.changes.until(lambda: api.was_asked or not keeper.persists(), LINGER)
     stop.set()
 
 

@@ -15,11 +15,12 @@ from urllib.parse import quote
 from aiohttp import web
 
 from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.local_folder import attempt_name, find_attempt
 from muster.keeper.coordinator import CoordinatorLink
 from muster.keeper.fetching import DamagedSourcesError, NoSourceError
 from muster.keeper.keeper import Keeper
 from muster.keeper.transport import AbsentError, Transport, TransportError, read_all
-from muster.keeper.vocabulary import Attachment, attempt_name, parse_attempt
+from muster.keeper.vocabulary import Attachment
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Site:
+class KeeperApi:
     """A keeper's HTTP paths.
 
     Args:
@@ -294,7 +295,7 @@ async def _object(request: web.Request) -> dict[str, Any]:
 
 
 def _attempt(name: object) -> SaveAttempt:
-    attempt = parse_attempt(name) if isinstance(name, str) else None
+    attempt = find_attempt(name) if isinstance(name, str) else None
     if attempt is None:
         raise RefusedError(404, f"{name!r} is no attempt, such as 3-17")
     return attempt

@@ -1,6 +1,5 @@
 """The data types of a keeper: checkpoints, orders, and holdings."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,18 +15,6 @@ HEAD = (MANIFEST, METADATA)
 """The head of a checkpoint: the two files that belong to no rank. A keeper that holds a part has both."""
 FIRST = SaveAttempt(0, 0)
 """No attempt is earlier."""
-_ATTEMPT = re.compile(r"(0|[1-9]\d{0,19})-(0|[1-9]\d{0,19})", re.ASCII)
-
-
-def attempt_name(attempt: SaveAttempt) -> str:
-    """Return the name of an attempt's folder."""
-    return f"{attempt.generation}-{attempt.number}"
-
-
-def parse_attempt(name: str) -> SaveAttempt | None:
-    """Return the attempt with this name; None if no attempt has it."""
-    found = _ATTEMPT.fullmatch(name)
-    return None if found is None else SaveAttempt(int(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ from tests.support.keepers.rules import NONE, Rules
 
 RUN = "job"
 WALL = 1e9
+MAX_TICKS = 10_000
+"""Deadlines within one wait, far beyond what a job has."""
 PATIENT = 400.0
 """Seconds after which a decision waits for nothing any more."""
 
@@ -186,8 +188,10 @@ class Job:
 
     def wait(self, seconds: float) -> None:
         """Time passes, with a tick at each deadline."""
-        end = self._now + seconds
+        end, ticks = self._now + seconds, 0
         while (due := self._core.next_deadline()) is not None and due <= end:
+            ticks += 1
+            assert ticks < MAX_TICKS, f"the core asks to be woken at {due} again and again"
             self._now = max(self._now, due)
             self.step(Tick())
         self._now = end

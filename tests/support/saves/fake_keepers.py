@@ -18,12 +18,13 @@ import grpc
 from lab.patience import PATIENCE
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.digest import digest_of
+from muster.checkpoint.local_folder import NOTES, attempt_name
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import verify
 from muster.v1 import local_pb2 as pb
 from muster.v1 import local_pb2_grpc
-from muster.worker.saves.local.folder import NOTES, LocalFolder, attempt_name
+from muster.worker.saves.local.folder import LocalFolder
 
 RUN = "job"
 

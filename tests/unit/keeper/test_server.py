@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import KeeperFolder
 from muster.keeper.keeper import Keeper
-from muster.keeper.server import Site
+from muster.keeper.server import KeeperApi
 from muster.keeper.transport import Stream, TransportError
 
 
@@ -39,8 +39,8 @@ async def test_refused_take_leaves_no_read_behind(
     files = FileStore(folder, "k0", NoTransport(), threads, 10**9)
     keeper = Keeper("k0", files, None)  # type: ignore[arg-type]
     keeper.attach(1, 2, 0, 1)
-    site = Site(keeper, NoTransport(), threads, "secret")
-    async with TestClient(TestServer(site.for_ranks())) as client:
+    api = KeeperApi(keeper, NoTransport(), threads, "secret")
+    async with TestClient(TestServer(api.for_ranks())) as client:
         for second, status in (([1, "note"], 503), ("junk", 400)):
             answer = await client.post(
                 "/take",

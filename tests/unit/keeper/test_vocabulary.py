@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.directory import METADATA
+from muster.checkpoint.local_folder import attempt_name, find_attempt
 from muster.checkpoint.manifest import FileEntry, Manifest, ManifestReference
-from muster.keeper.vocabulary import Head, Location, Peers, UnusableManifestError, attempt_name, parse_attempt
+from muster.keeper.vocabulary import Head, Location, Peers, UnusableManifestError
 
 numbers = st.integers(0, 2**64 - 1)
 
@@ -15,12 +16,12 @@ numbers = st.integers(0, 2**64 - 1)
 @given(numbers, numbers)
 def test_attempt_is_read_from_its_name(generation: int, number: int):
     attempt = SaveAttempt(generation, number)
-    assert parse_attempt(attempt_name(attempt)) == attempt
+    assert find_attempt(attempt_name(attempt)) == attempt
 
 
 @given(st.text())
 def test_name_that_is_read_is_the_only_name_of_its_attempt(name: str):
-    attempt = parse_attempt(name)
+    attempt = find_attempt(name)
     assert attempt is None or attempt_name(attempt) == name
 
 
@@ -28,7 +29,7 @@ def test_name_that_is_read_is_the_only_name_of_its_attempt(name: str):
     "name", ["", "1", "1-", "-1", "01-2", "1-02", "1-2-3", "١-٢", " 1-2", "1-2\n", "../1-2"]
 )
 def test_other_names_are_no_attempts(name: str):
-    assert parse_attempt(name) is None
+    assert find_attempt(name) is None
 
 
 def head(*names: str, rank: int | None = 0) -> Head:

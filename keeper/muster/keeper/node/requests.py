@@ -8,22 +8,14 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from muster.checkpoint.committed import run_mark
+from muster.checkpoint.local_folder import PREFIX, REQUEST, run_folder
 
 logger = logging.getLogger(__name__)
 
-REQUEST = "keeper.run"
-"""The name of the file in which a rank writes the id of its run. Each new rank writes it again."""
 MAX_RUN_ID = 4_096
 """Bytes of a request that are read."""
-PREFIX = "muster-"
 REMOVED = ".removed-"
 """The prefix of a folder that is being deleted."""
-
-
-def run_folder(local: Path, run_id: str) -> Path:
-    """Return the folder of a run's keeper."""
-    return local / f"{PREFIX}{run_mark(run_id)}"
 
 
 def requested_runs(local: Path, patterns: Sequence[str]) -> list[str]:

@@ -10,12 +10,13 @@ from typing import Any
 
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.directory import METADATA, CheckpointDirectory
+from muster.checkpoint.local_folder import attempt_name
 from muster.checkpoint.manifest import MANIFEST
 from muster.keeper.persisting.destination import Described, Destination, LostFilesError
 from muster.keeper.persisting.folder import FolderDestination
 from muster.keeper.persisting.rate import RateLimit, give_way
 from muster.keeper.persisting.reading import verified_pieces
-from muster.keeper.vocabulary import Head, LocalCheckpoint, attempt_name
+from muster.keeper.vocabulary import Head, LocalCheckpoint
 
 logger = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ def restore_runs(
     for checkpoints in records.of(CheckpointsRecord):
         runs[checkpoints.run_id].checkpoints.restore(checkpoints)
     for local in records.of(LocalCheckpointRecord):
-        runs[local.run_id].local.restore(local, now)
+        runs[local.run_id].local.restore(local)
     for recovery in records.of(RecoveryRecord):
         runs[recovery.run_id].local.restore_recovery(recovery)
     for shape in records.of(ShapeRecord):

@@ -4,14 +4,8 @@ import os
 import time
 from pathlib import Path
 
-from muster.keeper.node.requests import (
-    REQUEST,
-    remove_run,
-    requested_runs,
-    run_folder,
-    sweep,
-    was_requested,
-)
+from muster.checkpoint.local_folder import REQUEST, run_folder
+from muster.keeper.node.requests import remove_run, requested_runs, sweep, was_requested
 from muster.worker.saves.local.folder import LocalFolder
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from lab.patience import PATIENCE
+from muster.checkpoint.local_folder import run_folder
 from muster.client.credentials import Credentials
 from muster.keeper.__main__ import _parser, _settings
 from muster.keeper.node import supervisor
-from muster.keeper.node.requests import run_folder
 from muster.keeper.node.supervisor import NodeKeepers, keeper_command
 from muster.keeper.settings import UNUSED, KeeperSettings, environment_of
 from muster.worker.saves.local.folder import LocalFolder

@@ -6,7 +6,8 @@ A checkpoint can be resumed from if a connected keeper has each part, verified a
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from muster.service.core.local.copies import Copies, newest_persisted, newest_whole, unsettled
+from muster.service.core.local.copies import Copies
+from muster.service.core.local.selection import newest_persisted, newest_whole, unsettled
 from muster.service.core.vocabulary.local import Attempt, Level
 from muster.service.core.vocabulary.model import SessionId
 from muster.service.core.vocabulary.report import ranges
@@ -46,9 +47,7 @@ class Choice:
     """Without an attempt: the checkpoints that may be in shared storage, from the newest to the oldest."""
 
 
-def choose(
-    copies: Sequence[Copies], *, waited: float, all_verified: bool, without_local: bool = False
-) -> Choice | None:
+def choose(copies: Sequence[Copies], *, may_wait: bool, without_local: bool = False) -> Choice | None:
     """Choose what to resume from: the newest whole checkpoint, or a newer one in shared storage.
 
     A checkpoint that a process was permitted to commit may be in shared storage. If it is newer than all
@@ -56,8 +55,7 @@ def choose(
 
     Args:
         copies: the checkpoints of the run, from the oldest to the newest.
-        waited: seconds since all ranks have connected keepers.
-        all_verified: whether all connected keepers have verified what is on their disks.
+        may_wait: whether the decision may still wait for keepers that come back, or verify their disks.
         without_local: whether the ranks could not load several local checkpoints, and ask for none.
 
     Returns:
@@ -70,8 +68,7 @@ def choose(
         return Choice(
             newest.attempt, f"step {newest.checkpoint.step} is the newest, and whole", newest.attempt
         )
-    patience = RETURN_PATIENCE if all_verified else VERIFY_PATIENCE
-    if not without_local and _may_come(copies, whole) and waited < patience:
+    if may_wait and not without_local and _may_come(copies, whole):
         return None
     lost = _lost(newest) if not without_local else "the ranks could not load what several decisions named"
     persisted = newest_persisted(copies)

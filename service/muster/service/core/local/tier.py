@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from muster.service.core.local import refusals
-from muster.service.core.local.copies import Copies, surplus, unsettled, unsettled_before
+from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper, Keepers
 from muster.service.core.local.levels import is_replicated
 from muster.service.core.local.orders import (
@@ -19,6 +19,7 @@ from muster.service.core.local.orders import (
     peers_of,
 )
 from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, PendingRecovery, choose
+from muster.service.core.local.selection import surplus, unsettled, unsettled_before
 from muster.service.core.local.turns import PersistTurns
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary.effects import Effects, Notice, Refused
@@ -120,9 +121,9 @@ class LocalTier:
             return None
         return recovery.attempt
 
-    def restore(self, record: LocalCheckpointRecord, now: Instant) -> None:
+    def restore(self, record: LocalCheckpointRecord) -> None:
         """Restore a checkpoint."""
-        self._copies[record.checkpoint.attempt] = Copies(record, now.monotonic, is_restored=True)
+        self._copies[record.checkpoint.attempt] = Copies(record, is_restored=True)
 
     def restore_recovery(self, record: RecoveryRecord) -> None:
         """Restore the last decision."""
@@ -259,7 +260,7 @@ class LocalTier:
             record = LocalCheckpointRecord(
                 self.run_id, checkpoint, Level.LOCAL, event.keeper_id, now.wall, permit=permit
             )
-            copies = self._copies[checkpoint.attempt] = Copies(record, now.monotonic)
+            copies = self._copies[checkpoint.attempt] = Copies(record)
             effects.records.append(record)
             for keeper in self.keepers.connected():
                 copies.change(keeper.info.id, None, keeper.holdings.get(checkpoint.attempt))
@@ -381,13 +382,14 @@ class LocalTier:
             pending.covered_at = now.monotonic
         if not pending.waiters:
             return
-        waited = now.monotonic - pending.covered_at
         verified = all(keeper.is_complete for keeper in self.keepers.connected())
         copies = self.copies
-        choice = choose(copies, waited=waited, all_verified=verified, without_local=pending.without_local)
+        waits_until = pending.covered_at + (RETURN_PATIENCE if verified else VERIFY_PATIENCE)
+        # Compared with the sum that the timer gets: else rounding may wake it for ever a moment too early.
+        may_wait = now.monotonic < waits_until
+        choice = choose(copies, may_wait=may_wait, without_local=pending.without_local)
         if choice is None:
-            patience = RETURN_PATIENCE if verified else VERIFY_PATIENCE
-            self._timers.arm(self, pending.covered_at + patience)
+            self._timers.arm(self, waits_until)
             return
         self.recovery = RecoveryRecord(
             self.run_id,

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from muster.service.core.local.copies import Copies, next_to_persist
+from muster.service.core.local.copies import Copies
+from muster.service.core.local.selection import next_to_persist
 from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.local import Attempt
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from muster.service.core.local.copies import Copies, newest_persisted, next_to_persist
+from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper
+from muster.service.core.local.selection import newest_persisted, next_to_persist
 from muster.service.core.local.tier import LocalTier
 from muster.service.core.vocabulary.local import (
     Disk,

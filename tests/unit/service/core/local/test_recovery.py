@@ -42,6 +42,18 @@ def test_repeated_calls_do_not_restart_the_wait():
     assert job.resumed is None
 
 
+@pytest.mark.parametrize("begins", [3.3, 3.7, 124.1, 125.3, 252.6, 253.9])
+def test_wait_for_keepers_ends_although_the_sum_of_its_times_is_rounded(begins: float):
+    """Beyond a power of two, the end of the wait has one bit less than its beginning."""
+    job = new_job(["", "", ""], replicas=0)
+    job.wait(begins)
+    job.nodes["k0"].disk.clear()
+    job.start([(node, 1) for node in job.nodes.values()], job.nodes.values())
+    job.verify_all(job.nodes["k0"])
+    job.recover()
+    assert job.resumed is None
+
+
 def test_attempt_0_0_is_abandoned_like_any_other():
     job = new_job(["", "", ""], replicas=0)
     (attempt,) = job.rules.known

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.worker.saves.local.folder import REQUEST, LocalFolder
+from muster.checkpoint.local_folder import REQUEST
+from muster.worker.saves.local.folder import LocalFolder
 
 
 def test_folder_belongs_to_its_user_alone(tmp_path: Path):

@@ -8,9 +8,10 @@ import pytest
 
 from lab.patience import PATIENCE
 from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.local_folder import NOTES
 from muster.v1 import local_pb2 as pb
 from muster.worker.saves.local import keeper_client
-from muster.worker.saves.local.folder import NOTES, KeeperLife
+from muster.worker.saves.local.folder import KeeperLife
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.keeper_process import KeeperError
 from muster.worker.saves.local.level import Level

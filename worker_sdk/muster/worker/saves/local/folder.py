@@ -8,12 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.checkpoint.committed import SaveAttempt, run_mark
+from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.local_folder import ADDRESS, LOCK, REQUEST, attempt_name, parse_attempt, run_folder
 
-REQUEST = "keeper.run"
-"""The name of the file that tells ``muster keep --runs`` the run whose folder this is."""
-NOTES = ".notes"
-"""In an attempt's folder: the folder of the notes that this node's ranks leave for other ranks."""
 LOG_TAIL = 2_000
 """Largest number of bytes of the keeper's log that an error quotes."""
 
@@ -42,7 +39,7 @@ class LocalFolder:
     def __init__(self, parent: Path, run_id: str) -> None:
         self.parent = parent
         self.run_id = run_id
-        self.path = parent / f"muster-{run_mark(run_id)}"
+        self.path = run_folder(parent, run_id)
 
     def make(self) -> None:
         """Make it, and ask the keepers of this node for one, if there are any.
@@ -84,7 +81,7 @@ class LocalFolder:
     def keeper(self) -> KeeperLife | None:
         """Return the last life that was ready; None if there was none. It may have ended."""
         try:
-            said = json.loads((self.path / "keeper.json").read_bytes())
+            said = json.loads((self.path / ADDRESS).read_bytes())
             return KeeperLife(int(said["pid"]), str(said["url"]), str(said["token"]), str(said["id"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
@@ -95,7 +92,7 @@ class LocalFolder:
         For a moment this takes the lock. So only the rank that holds :meth:`starting` may ask: a keeper that
         starts in this moment would end.
         """
-        handle = os.open(self.path / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             return not _lock(handle)
         finally:
@@ -129,21 +126,6 @@ class LocalFolder:
                 return file.read().decode("utf-8", "replace").strip()
         except OSError as error:
             return f"(the log cannot be read: {error})"
-
-
-def attempt_name(attempt: SaveAttempt) -> str:
-    """Return the name of an attempt in folders and requests."""
-    return f"{attempt.generation}-{attempt.number}"
-
-
-def parse_attempt(name: str) -> SaveAttempt:
-    """Return the attempt of a name.
-
-    Raises:
-        ValueError: it names none.
-    """
-    generation, _, number = name.partition("-")
-    return SaveAttempt(int(generation), int(number))
 
 
 def _lock(handle: int) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.worker.saves.local.folder import KeeperLife, attempt_name, parse_attempt
+from muster.checkpoint.local_folder import attempt_name, parse_attempt
+from muster.worker.saves.local.folder import KeeperLife
 from muster.worker.saves.local.keeper_process import KeeperError
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local.remote_file import RemotePlace, can_read

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.damage import Damage
+from muster.checkpoint.local_folder import attempt_name, parse_attempt
 from muster.checkpoint.manifest import ManifestReference
 from muster.v1 import local_pb2 as pb
 from muster.worker.barriers import GrpcBarrier
@@ -17,7 +18,7 @@ from muster.worker.errors import MusterError
 from muster.worker.saves.agreement import Agreement, Load
 from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.local.coordinator import LocalCheckpointCalls
-from muster.worker.saves.local.folder import LocalFolder, attempt_name, parse_attempt
+from muster.worker.saves.local.folder import LocalFolder
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.kept_source import KeptSource
 from muster.worker.saves.local.recovery import Next, Recovery

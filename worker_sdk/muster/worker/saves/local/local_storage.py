@@ -10,10 +10,11 @@ from pathlib import Path
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.checkpoint.digest import digest_of
 from muster.checkpoint.directory import sync, sync_file, write_synced
+from muster.checkpoint.local_folder import NOTES
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.v1 import local_pb2 as pb
 from muster.worker.saves.local.coordinator import LocalCheckpointCalls
-from muster.worker.saves.local.folder import NOTES, LocalFolder
+from muster.worker.saves.local.folder import LocalFolder
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local.room import check_room

@@ -72,6 +72,7 @@ participants = st.builds(
         last_call_timeout=timeouts,
         keep_alive_timeout=timeouts,
     ),
+    lost=st.booleans(),
 )
 groups = st.builds(GroupRecord, names, names, numbers, numbers)
 shapes = st.integers(1, 65_536).flatmap(
@@ -123,6 +124,7 @@ decisions = st.builds(
     wait=seconds,
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
+    payloads_dropped=st.booleans(),
 )
 saves = st.builds(
     SaveRecord,
@@ -206,5 +208,6 @@ def decision(**changed: object) -> Decision:
         "wait": 12.5,
         "skew": 0.25,
         "last_arrival_rank": 0,
+        "payloads_dropped": True,
     }
     return Decision(**(fields | changed))  # type: ignore[arg-type]

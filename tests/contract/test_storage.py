@@ -419,6 +419,7 @@ def test_any_record_survives_encoding_and_decoding(place: Place, some: list[Stor
             assert isinstance(back, Decision)
             # Durations and dates are kept as finely as they are told: what a late rank hears is the same.
             assert encode_session_message(back) == encode_session_message(record)
+            assert back.payloads_dropped == record.payloads_dropped
         elif isinstance(record, RoundRecord):
             assert isinstance(back, RoundRecord)
             same = replace(back, completed_at=record.completed_at, join_seconds=record.join_seconds)

@@ -386,6 +386,7 @@ class Decision(google.protobuf.message.Message):
     WAIT_MS_FIELD_NUMBER: builtins.int
     SKEW_MS_FIELD_NUMBER: builtins.int
     LAST_ARRIVAL_RANK_FIELD_NUMBER: builtins.int
+    PAYLOADS_DROPPED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     prefix: builtins.str
@@ -408,6 +409,10 @@ class Decision(google.protobuf.message.Message):
     """Time from the first to the last arrival, in milliseconds."""
     last_arrival_rank: builtins.int
     """The rank that arrived last; unset if none arrived."""
+    payloads_dropped: builtins.bool
+    """The coordinator dropped the payloads of this release, because others needed their room and the run was
+    unused for long. No rank is told such a release.
+    """
     @property
     def missing(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MissingRank]:
         """Every rank that had not arrived, in ascending order; empty when released."""
@@ -442,9 +447,10 @@ class Decision(google.protobuf.message.Message):
         wait_ms: builtins.int = ...,
         skew_ms: builtins.int = ...,
         last_arrival_rank: builtins.int | None = ...,
+        payloads_dropped: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_last_arrival_rank", b"_last_arrival_rank", "decided_at", b"decided_at", "last_arrival_rank", b"last_arrival_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_last_arrival_rank", b"_last_arrival_rank", "arrived", b"arrived", "decided_at", b"decided_at", "failures", b"failures", "generation", b"generation", "last_arrival_rank", b"last_arrival_rank", "message", b"message", "missing", b"missing", "outcome", b"outcome", "payloads", b"payloads", "prefix", b"prefix", "required", b"required", "run_id", b"run_id", "sequence", b"sequence", "skew_ms", b"skew_ms", "wait_ms", b"wait_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_last_arrival_rank", b"_last_arrival_rank", "arrived", b"arrived", "decided_at", b"decided_at", "failures", b"failures", "generation", b"generation", "last_arrival_rank", b"last_arrival_rank", "message", b"message", "missing", b"missing", "outcome", b"outcome", "payloads", b"payloads", "payloads_dropped", b"payloads_dropped", "prefix", b"prefix", "required", b"required", "run_id", b"run_id", "sequence", b"sequence", "skew_ms", b"skew_ms", "wait_ms", b"wait_ms"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_last_arrival_rank", b"_last_arrival_rank"]) -> typing.Literal["last_arrival_rank"] | None: ...
 
 global___Decision = Decision

@@ -26,15 +26,15 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amuster/v1/rendezvous.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\"G\n\x04Node\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0c\n\x04name\x18\x04 \x01(\t\"\xa9\x02\n\x0bJoinRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04node\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Node\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x12\n\x05round\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tmin_nodes\x18\x05 \x01(\x05\x12\x11\n\tmax_nodes\x18\x06 \x01(\x05\x12\x17\n\x0fjoin_timeout_ms\x18\x07 \x01(\x04\x12\x1c\n\x14last_call_timeout_ms\x18\x08 \x01(\x04\x12\x1d\n\x15keep_alive_timeout_ms\x18\t \x01(\x04\x12\x13\n\x0bsdk_version\x18\n \x01(\t\x12\x18\n\x10protocol_version\x18\x0b \x01(\r\x12\x11\n\twaited_ms\x18\x0c \x01(\x04\x42\x08\n\x06_round\"\xa2\x02\n\x0cJoinResponse\x12\'\n\x08standing\x18\x01 \x01(\x0b\x32\x13.muster.v1.StandingH\x00\x12\x32\n\x0eround_complete\x18\x02 \x01(\x0b\x32\x18.muster.v1.RoundCompleteH\x00\x12\x30\n\rnodes_waiting\x18\x03 \x01(\x0b\x32\x17.muster.v1.NodesWaitingH\x00\x12#\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x11.muster.v1.ClosedH\x00\x12\'\n\x08replicas\x18\x05 \x01(\x0b\x32\x13.muster.v1.ReplicasH\x00\x12*\n\x07stopped\x18\x06 \x01(\x0b\x32\x17.muster.v1.RoundStoppedH\x00\x42\t\n\x07message\"G\n\x0cRoundStopped\x12#\n\x07stopped\x18\x01 \x01(\x0b\x32\x12.muster.v1.Stopped\x12\x12\n\nnodes_gone\x18\x02 \x01(\x05\"3\n\x08Replicas\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x14\n\x0ckeepalive_ms\x18\x02 \x01(\r\"U\n\x08Standing\x12)\n\x08standing\x18\x01 \x01(\x0e\x32\x17.muster.v1.NodeStanding\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"@\n\rRoundComplete\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nworld_size\x18\x03 \x01(\x05\"\x1d\n\x0cNodesWaiting\x12\r\n\x05\x63ount\x18\x01 \x01(\x05\"C\n\x0cLeaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\"\n\rLeaveResponse\x12\x11\n\thad_place\x18\x01 \x01(\x08\"\x8c\x01\n\x0c\x43loseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x62ort_barriers\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x0e\n\x06\x63reate\x18\x06 \x01(\x08\x12\x17\n\x0f\x65ven_if_stopped\x18\x07 \x01(\x08\"\xf7\x01\n\rCloseResponse\x12!\n\x06\x63losed\x18\x01 \x01(\x0b\x32\x11.muster.v1.Closed\x12\x12\n\nwas_closed\x18\x02 \x01(\x08\x12&\n\rwaiting_nodes\x18\x03 \x03(\x0b\x32\x0f.muster.v1.Node\x12\x16\n\x0enodes_in_round\x18\x04 \x01(\x05\x12\x1b\n\x13\x63onnected_processes\x18\x05 \x01(\x05\x12-\n\ropen_barriers\x18\x06 \x03(\x0b\x32\x16.muster.v1.BarrierName\x12#\n\x07stopped\x18\x07 \x01(\x0b\x32\x12.muster.v1.Stopped\"y\n\x10\x45victNodeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\ronly_if_spare\x18\x05 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\"I\n\x11\x45victNodeResponse\x12$\n\x07\x65victed\x18\x01 \x03(\x0b\x32\x13.muster.v1.NodeView\x12\x0e\n\x06spares\x18\x02 \x01(\x05\"\x95\x01\n\x08NodeView\x12\x1d\n\x04node\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Node\x12)\n\x08standing\x18\x02 \x01(\x0e\x32\x17.muster.v1.NodeStanding\x12\x11\n\x04rank\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x10\n\x08since_ms\x18\x05 \x01(\x04\x42\x07\n\x05_rank\"m\n\x05Round\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x30\n\x0c\x63ompleted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07join_ms\x18\x04 \x01(\x04\"^\n\x0c\x44\x65partedNode\x12\x1d\n\x04node\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Node\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08since_ms\x18\x04 \x01(\x04\"\xad\x02\n\nRendezvous\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x11\n\tmin_nodes\x18\x04 \x01(\x05\x12\x11\n\tmax_nodes\x18\x05 \x01(\x05\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.muster.v1.NodeView\x12)\n\x08\x64\x65parted\x18\x07 \x03(\x0b\x32\x17.muster.v1.DepartedNode\x12 \n\x06rounds\x18\x08 \x03(\x0b\x32\x10.muster.v1.Round\x12!\n\x06\x63losed\x18\t \x01(\x0b\x32\x11.muster.v1.Closed\x12\x0f\n\x07message\x18\n \x01(\t\x12#\n\x07stopped\x18\x0b \x01(\x0b\x32\x12.muster.v1.Stopped\"-\n\x1bRendezvousServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"I\n\x1cRendezvousServiceGetResponse\x12)\n\nrendezvous\x18\x01 \x01(\x0b\x32\x15.muster.v1.Rendezvous*\x84\x01\n\x0cNodeStanding\x12\x1d\n\x19NODE_STANDING_UNSPECIFIED\x10\x00\x12\x1d\n\x19NODE_STANDING_PARTICIPANT\x10\x01\x12\x19\n\x15NODE_STANDING_WAITING\x10\x02\x12\x1b\n\x17NODE_STANDING_REDUNDANT\x10\x03\x32\xe6\x02\n\x11RendezvousService\x12\x39\n\x04Join\x12\x16.muster.v1.JoinRequest\x1a\x17.muster.v1.JoinResponse0\x01\x12:\n\x05Leave\x12\x17.muster.v1.LeaveRequest\x1a\x18.muster.v1.LeaveResponse\x12:\n\x05\x43lose\x12\x17.muster.v1.CloseRequest\x1a\x18.muster.v1.CloseResponse\x12\x46\n\tEvictNode\x12\x1b.muster.v1.EvictNodeRequest\x1a\x1c.muster.v1.EvictNodeResponse\x12V\n\x03Get\x12&.muster.v1.RendezvousServiceGetRequest\x1a\'.muster.v1.RendezvousServiceGetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amuster/v1/rendezvous.proto\x12\tmuster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16muster/v1/common.proto\"G\n\x04Node\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0c\n\x04name\x18\x04 \x01(\t\"\xa9\x02\n\x0bJoinRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1d\n\x04node\x18\x02 \x01(\x0b\x32\x0f.muster.v1.Node\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x12\n\x05round\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tmin_nodes\x18\x05 \x01(\x05\x12\x11\n\tmax_nodes\x18\x06 \x01(\x05\x12\x17\n\x0fjoin_timeout_ms\x18\x07 \x01(\x04\x12\x1c\n\x14last_call_timeout_ms\x18\x08 \x01(\x04\x12\x1d\n\x15keep_alive_timeout_ms\x18\t \x01(\x04\x12\x13\n\x0bsdk_version\x18\n \x01(\t\x12\x18\n\x10protocol_version\x18\x0b \x01(\r\x12\x11\n\twaited_ms\x18\x0c \x01(\x04\x42\x08\n\x06_round\"\xa2\x02\n\x0cJoinResponse\x12\'\n\x08standing\x18\x01 \x01(\x0b\x32\x13.muster.v1.StandingH\x00\x12\x32\n\x0eround_complete\x18\x02 \x01(\x0b\x32\x18.muster.v1.RoundCompleteH\x00\x12\x30\n\rnodes_waiting\x18\x03 \x01(\x0b\x32\x17.muster.v1.NodesWaitingH\x00\x12#\n\x06\x63losed\x18\x04 \x01(\x0b\x32\x11.muster.v1.ClosedH\x00\x12\'\n\x08replicas\x18\x05 \x01(\x0b\x32\x13.muster.v1.ReplicasH\x00\x12*\n\x07stopped\x18\x06 \x01(\x0b\x32\x17.muster.v1.RoundStoppedH\x00\x42\t\n\x07message\"G\n\x0cRoundStopped\x12#\n\x07stopped\x18\x01 \x01(\x0b\x32\x12.muster.v1.Stopped\x12\x12\n\nnodes_gone\x18\x02 \x01(\x05\"3\n\x08Replicas\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x14\n\x0ckeepalive_ms\x18\x02 \x01(\r\"U\n\x08Standing\x12)\n\x08standing\x18\x01 \x01(\x0e\x32\x17.muster.v1.NodeStanding\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"@\n\rRoundComplete\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nworld_size\x18\x03 \x01(\x05\"+\n\x0cNodesWaiting\x12\r\n\x05\x63ount\x18\x01 \x01(\x05\x12\x0c\n\x04lost\x18\x02 \x01(\x05\"C\n\x0cLeaveRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\"\n\rLeaveResponse\x12\x11\n\thad_place\x18\x01 \x01(\x08\"\x8c\x01\n\x0c\x43loseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x62ort_barriers\x18\x04 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x0e\n\x06\x63reate\x18\x06 \x01(\x08\x12\x17\n\x0f\x65ven_if_stopped\x18\x07 \x01(\x08\"\xf7\x01\n\rCloseResponse\x12!\n\x06\x63losed\x18\x01 \x01(\x0b\x32\x11.muster.v1.Closed\x12\x12\n\nwas_closed\x18\x02 \x01(\x08\x12&\n\rwaiting_nodes\x18\x03 \x03(\x0b\x32\x0f.muster.v1.Node\x12\x16\n\x0enodes_in_round\x18\x04 \x01(\x05\x12\x1b\n\x13\x63onnected_processes\x18\x05 \x01(\x05\x12-\n\ropen_barriers\x18\x06 \x03(\x0b\x32\x16.muster.v1.BarrierName\x12#\n\x07stopped\x18\x07 \x01(\x0b\x32\x12.muster.v1.Stopped\"y\n\x10\x45victNodeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\ronly_if_spare\x18\x05 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\"I\n\x11\x45victNodeResponse\x12$\n\x07\x65victed\x18\x01 \x03(\x0b\x32\x13.muster.v1.NodeView\x12\x0e\n\x06spares\x18\x02 \x01(\x05\"\x95\x01\n\x08NodeView\x12\x1d\n\x04node\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Node\x12)\n\x08standing\x18\x02 \x01(\x0e\x32\x17.muster.v1.NodeStanding\x12\x11\n\x04rank\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x10\n\x08since_ms\x18\x05 \x01(\x04\x42\x07\n\x05_rank\"m\n\x05Round\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x30\n\x0c\x63ompleted_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07join_ms\x18\x04 \x01(\x04\"^\n\x0c\x44\x65partedNode\x12\x1d\n\x04node\x18\x01 \x01(\x0b\x32\x0f.muster.v1.Node\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08since_ms\x18\x04 \x01(\x04\"\xad\x02\n\nRendezvous\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x11\n\tmin_nodes\x18\x04 \x01(\x05\x12\x11\n\tmax_nodes\x18\x05 \x01(\x05\x12\"\n\x05nodes\x18\x06 \x03(\x0b\x32\x13.muster.v1.NodeView\x12)\n\x08\x64\x65parted\x18\x07 \x03(\x0b\x32\x17.muster.v1.DepartedNode\x12 \n\x06rounds\x18\x08 \x03(\x0b\x32\x10.muster.v1.Round\x12!\n\x06\x63losed\x18\t \x01(\x0b\x32\x11.muster.v1.Closed\x12\x0f\n\x07message\x18\n \x01(\t\x12#\n\x07stopped\x18\x0b \x01(\x0b\x32\x12.muster.v1.Stopped\"-\n\x1bRendezvousServiceGetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"I\n\x1cRendezvousServiceGetResponse\x12)\n\nrendezvous\x18\x01 \x01(\x0b\x32\x15.muster.v1.Rendezvous*\x84\x01\n\x0cNodeStanding\x12\x1d\n\x19NODE_STANDING_UNSPECIFIED\x10\x00\x12\x1d\n\x19NODE_STANDING_PARTICIPANT\x10\x01\x12\x19\n\x15NODE_STANDING_WAITING\x10\x02\x12\x1b\n\x17NODE_STANDING_REDUNDANT\x10\x03\x32\xe6\x02\n\x11RendezvousService\x12\x39\n\x04Join\x12\x16.muster.v1.JoinRequest\x1a\x17.muster.v1.JoinResponse0\x01\x12:\n\x05Leave\x12\x17.muster.v1.LeaveRequest\x1a\x18.muster.v1.LeaveResponse\x12:\n\x05\x43lose\x12\x17.muster.v1.CloseRequest\x1a\x18.muster.v1.CloseResponse\x12\x46\n\tEvictNode\x12\x1b.muster.v1.EvictNodeRequest\x1a\x1c.muster.v1.EvictNodeResponse\x12V\n\x03Get\x12&.muster.v1.RendezvousServiceGetRequest\x1a\'.muster.v1.RendezvousServiceGetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.rendezvous_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODESTANDING']._serialized_start=2556
-  _globals['_NODESTANDING']._serialized_end=2688
+  _globals['_NODESTANDING']._serialized_start=2570
+  _globals['_NODESTANDING']._serialized_end=2702
   _globals['_NODE']._serialized_start=98
   _globals['_NODE']._serialized_end=169
   _globals['_JOINREQUEST']._serialized_start=172
@@ -50,31 +50,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUNDCOMPLETE']._serialized_start=977
   _globals['_ROUNDCOMPLETE']._serialized_end=1041
   _globals['_NODESWAITING']._serialized_start=1043
-  _globals['_NODESWAITING']._serialized_end=1072
-  _globals['_LEAVEREQUEST']._serialized_start=1074
-  _globals['_LEAVEREQUEST']._serialized_end=1141
-  _globals['_LEAVERESPONSE']._serialized_start=1143
-  _globals['_LEAVERESPONSE']._serialized_end=1177
-  _globals['_CLOSEREQUEST']._serialized_start=1180
-  _globals['_CLOSEREQUEST']._serialized_end=1320
-  _globals['_CLOSERESPONSE']._serialized_start=1323
-  _globals['_CLOSERESPONSE']._serialized_end=1570
-  _globals['_EVICTNODEREQUEST']._serialized_start=1572
-  _globals['_EVICTNODEREQUEST']._serialized_end=1693
-  _globals['_EVICTNODERESPONSE']._serialized_start=1695
-  _globals['_EVICTNODERESPONSE']._serialized_end=1768
-  _globals['_NODEVIEW']._serialized_start=1771
-  _globals['_NODEVIEW']._serialized_end=1920
-  _globals['_ROUND']._serialized_start=1922
-  _globals['_ROUND']._serialized_end=2031
-  _globals['_DEPARTEDNODE']._serialized_start=2033
-  _globals['_DEPARTEDNODE']._serialized_end=2127
-  _globals['_RENDEZVOUS']._serialized_start=2130
-  _globals['_RENDEZVOUS']._serialized_end=2431
-  _globals['_RENDEZVOUSSERVICEGETREQUEST']._serialized_start=2433
-  _globals['_RENDEZVOUSSERVICEGETREQUEST']._serialized_end=2478
-  _globals['_RENDEZVOUSSERVICEGETRESPONSE']._serialized_start=2480
-  _globals['_RENDEZVOUSSERVICEGETRESPONSE']._serialized_end=2553
-  _globals['_RENDEZVOUSSERVICE']._serialized_start=2691
-  _globals['_RENDEZVOUSSERVICE']._serialized_end=3049
+  _globals['_NODESWAITING']._serialized_end=1086
+  _globals['_LEAVEREQUEST']._serialized_start=1088
+  _globals['_LEAVEREQUEST']._serialized_end=1155
+  _globals['_LEAVERESPONSE']._serialized_start=1157
+  _globals['_LEAVERESPONSE']._serialized_end=1191
+  _globals['_CLOSEREQUEST']._serialized_start=1194
+  _globals['_CLOSEREQUEST']._serialized_end=1334
+  _globals['_CLOSERESPONSE']._serialized_start=1337
+  _globals['_CLOSERESPONSE']._serialized_end=1584
+  _globals['_EVICTNODEREQUEST']._serialized_start=1586
+  _globals['_EVICTNODEREQUEST']._serialized_end=1707
+  _globals['_EVICTNODERESPONSE']._serialized_start=1709
+  _globals['_EVICTNODERESPONSE']._serialized_end=1782
+  _globals['_NODEVIEW']._serialized_start=1785
+  _globals['_NODEVIEW']._serialized_end=1934
+  _globals['_ROUND']._serialized_start=1936
+  _globals['_ROUND']._serialized_end=2045
+  _globals['_DEPARTEDNODE']._serialized_start=2047
+  _globals['_DEPARTEDNODE']._serialized_end=2141
+  _globals['_RENDEZVOUS']._serialized_start=2144
+  _globals['_RENDEZVOUS']._serialized_end=2445
+  _globals['_RENDEZVOUSSERVICEGETREQUEST']._serialized_start=2447
+  _globals['_RENDEZVOUSSERVICEGETREQUEST']._serialized_end=2492
+  _globals['_RENDEZVOUSSERVICEGETRESPONSE']._serialized_start=2494
+  _globals['_RENDEZVOUSSERVICEGETRESPONSE']._serialized_end=2567
+  _globals['_RENDEZVOUSSERVICE']._serialized_start=2705
+  _globals['_RENDEZVOUSSERVICE']._serialized_end=3063
 # @@protoc_insertion_point(module_scope)

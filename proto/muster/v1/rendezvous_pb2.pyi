@@ -171,7 +171,7 @@ class JoinResponse(google.protobuf.message.Message):
 
     @property
     def nodes_waiting(self) -> global___NodesWaiting:
-        """How many nodes wait to be let in; told to the nodes of a complete round when it changes."""
+        """For whom the nodes of a complete round end it; told to them when it changes."""
 
     @property
     def closed(self) -> muster.v1.common_pb2.Closed:
@@ -306,19 +306,23 @@ global___RoundComplete = RoundComplete
 
 @typing.final
 class NodesWaiting(google.protobuf.message.Message):
-    """NodesWaiting counts the nodes that wait for the next round, and those that were evicted from the complete one."""
+    """NodesWaiting tells the nodes of a complete round for whom they end it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COUNT_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     count: builtins.int
-    """How many."""
+    """How many nodes wait for the next round or were evicted from this one."""
+    lost: builtins.int
+    """How many nodes this round has lost, if the next one can form without them."""
     def __init__(
         self,
         *,
         count: builtins.int = ...,
+        lost: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "lost", b"lost"]) -> None: ...
 
 global___NodesWaiting = NodesWaiting
 

@@ -201,6 +201,7 @@ class ParticipantRecord(google.protobuf.message.Message):
     JOIN_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     LAST_CALL_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run's id."""
     attempt: builtins.int
@@ -217,6 +218,8 @@ class ParticipantRecord(google.protobuf.message.Message):
     """How long a round waits for more nodes once the fewest are there, in milliseconds."""
     keep_alive_timeout_ms: builtins.int
     """How long its place is kept when its stream is lost, in milliseconds."""
+    lost: builtins.bool
+    """Whether the round has lost the node: its stream ended, and it did not come back in time."""
     @property
     def node(self) -> muster.v1.rendezvous_pb2.Node:
         """The node."""
@@ -233,9 +236,10 @@ class ParticipantRecord(google.protobuf.message.Message):
         join_timeout_ms: builtins.int = ...,
         last_call_timeout_ms: builtins.int = ...,
         keep_alive_timeout_ms: builtins.int = ...,
+        lost: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "join_timeout_ms", b"join_timeout_ms", "keep_alive_timeout_ms", b"keep_alive_timeout_ms", "last_call_timeout_ms", b"last_call_timeout_ms", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "node", b"node", "rank", b"rank", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "join_timeout_ms", b"join_timeout_ms", "keep_alive_timeout_ms", b"keep_alive_timeout_ms", "last_call_timeout_ms", b"last_call_timeout_ms", "lost", b"lost", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "node", b"node", "rank", b"rank", "run_id", b"run_id"]) -> None: ...
 
 global___ParticipantRecord = ParticipantRecord
 

@@ -52,6 +52,7 @@ def decision_to_pb(decision: Decision) -> pb.Decision:
         wait_ms=milliseconds(decision.wait),
         skew_ms=milliseconds(decision.skew),
         last_arrival_rank=decision.last_arrival_rank,
+        payloads_dropped=decision.payloads_dropped,
     )
 
 
@@ -77,6 +78,7 @@ def decision_from_pb(message: pb.Decision) -> Decision:
         wait=message.wait_ms / 1000,
         skew=message.skew_ms / 1000,
         last_arrival_rank=(message.last_arrival_rank if message.HasField("last_arrival_rank") else None),
+        payloads_dropped=message.payloads_dropped,
     )
 
 

@@ -9,6 +9,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from lab.patience import until
 from lab.processes.coordinator import Coordinator
+from muster.worker.exit_barrier import ARRIVED
+from muster.worker.rendezvous import MusterRendezvousHandler
 from tests.support.meeting import (
     REMOVED_SOON,
     UNHURRIED,
@@ -48,6 +50,46 @@ def test_workers_are_sent_to_a_dead_rank_0_only_by_theirs(each: Each):
     assert theirs[1] == gone, "rank 1 looks where rank 0 was"
     assert ours[0] == ours[1]
     assert ours[0][0] in ("127.0.0.2", "127.0.0.3")
+
+
+def test_nodes_of_a_round_hear_only_in_ours_that_it_lost_one(each: Each):
+    def scenario(run: Meeting) -> tuple[list[int], list[int]]:
+        nodes = [
+            run.node(
+                "2:3", f"127.0.0.{number}", mortal=number == 3, last_call_timeout=UNHURRIED, **REMOVED_SOON
+            )
+            for number in (1, 2, 3)
+        ]
+        together(*nodes)
+        run.part(nodes[2])
+        until(lambda: run.seen().participants == 2)
+        if run.backend == "muster":
+            until(lambda: [node.num_nodes_waiting() for node in nodes[:2]] == [1, 1])
+        told = [node.num_nodes_waiting() for node in nodes[:2]]
+        again = together(*nodes[:2])
+        return told, [info.world_size for info in again]
+
+    assert each(scenario) == (([0, 0], [2, 2]), ([1, 1], [2, 2]))
+
+
+def test_nodes_that_wait_at_the_exit_do_not_go_on_without_a_lost_one(each: Each):
+    def scenario(run: Meeting) -> list[int]:
+        nodes = [
+            run.node(
+                "1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON
+            )
+            for number in (1, 2)
+        ]
+        infos = together(*nodes)
+        infos[1].store.add(ARRIVED, 1)
+        run.part(nodes[1])
+        until(lambda: run.seen().participants == 1)
+        stays = nodes[0]
+        if isinstance(stays, MusterRendezvousHandler):
+            until(lambda: stays._membership.nodes_lost == 1)
+        return [stays.num_nodes_waiting() for _ in range(3)]
+
+    assert each(scenario) == ([0, 0, 0], [0, 0, 0])
 
 
 def test_a_newcomer_never_hears_where_rank_0_is_in_theirs_and_does_in_ours(each: Each):

@@ -3,6 +3,7 @@
 import enum
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from muster.service.core.vocabulary.model import Closed, Decision
@@ -104,6 +105,11 @@ class Disk:
                     del self.kept[StoreOperationRecord, record.run_id, record.client]
                 case Decision():
                     decided = self.decided.setdefault((record.run_id, record.prefix), [])
+                    if record.payloads_dropped:
+                        whole = decided[record.sequence]
+                        assert record == replace(whole, payloads=(), payloads_dropped=True)
+                        self.kept[Decision, record.run_id, record.prefix, record.sequence] = record
+                        continue
                     assert record.sequence == len(decided), "sequences have no gaps, and are decided once"
                     decided.append(record)
                     self.kept[Decision, record.run_id, record.prefix, record.sequence] = record

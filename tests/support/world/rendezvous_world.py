@@ -86,6 +86,7 @@ class Agent:
         self.rounds: list[RoundComplete] = []
         """Every round that it was told, each once."""
         self.waiting = 0
+        self.lost = 0
         self.told_waiting: list[tuple[float, int]] = []
         """When it was told how many wait."""
         self.closed: list[Closed] = []
@@ -108,7 +109,7 @@ class Agent:
         """Ask for a new round; it leaves its old stream, and the coordinator may be late to see it."""
         self.attempt += 1
         self.place = self.standing = self.refusal = self.waits_since = None
-        self.waiting = 0
+        self.waiting = self.lost = 0
         self.lose_stream(seen=seen)
         self.connect()
 
@@ -181,7 +182,7 @@ class Agent:
                 self.place, self.standing, self.waits_since = message, None, None
             case NodesWaiting():
                 assert self.place is not None, "only nodes of a round are told who waits"
-                self.waiting = message.count
+                self.waiting, self.lost = message.count, message.lost
                 self.told_waiting.append((self.world.now, message.count))
             case RoundStopped():
                 assert self.place is not None, "only nodes of a round are told that it was stopped"
@@ -261,7 +262,8 @@ class RendezvousWorld(World):
                 self.present = {name: s for name, s in self.present.items() if s != event.session}
         present = set(self.present)
         effects = super().do(*events)
-        completed = [one for one in effects.records if isinstance(one, ParticipantRecord)]
+        changed = [one for one in effects.records if isinstance(one, ParticipantRecord)]
+        completed = [one for one in changed if not one.lost]
         lost = [one.node for one in completed if one.node.incarnation not in present]
         assert not lost, f"a round is completed with nodes whose streams are lost: {lost}"
         return effects

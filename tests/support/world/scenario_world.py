@@ -161,7 +161,8 @@ class ScenarioWorld(RendezvousWorld):
             case RoundComplete():
                 return f"rank {message.rank} of {message.world_size} in round {message.round}"
             case NodesWaiting():
-                return f"{message.count} waiting"
+                lost = f", {message.lost} lost" if message.lost else ""
+                return f"{message.count} waiting{lost}"
             case NodeLeft():
                 return "the node had a place" if message.had_place else "the node had no place"
             case Welcome() | ProcessesAdded():
@@ -252,7 +253,7 @@ def _record_of_run(record: Record) -> str:
         case ForgetRound():
             return f"forget round {record.round}"
         case ParticipantRecord():
-            return f"{record.node.incarnation} is rank {record.rank}"
+            return f"{record.node.incarnation} is {'lost' if record.lost else f'rank {record.rank}'}"
         case ForgetParticipant():
             return f"forget {record.incarnation}"
         case EvictionRecord():

@@ -21,7 +21,7 @@ class FakeMembership:
         self.stopped = self.evicted = False
         self.answer: Place | Exception = Place(0, 0, 1)
         self.closed: bool | None = None
-        self.nodes_waiting = 0
+        self.nodes_waiting = self.nodes_lost = 0
         self.done: list[str] = []
 
     def join(self) -> Place:

@@ -5,6 +5,7 @@ import os
 import socket
 import weakref
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from muster.client.errors import EnvironmentValueError
 from muster.worker import rendezvous
-from muster.worker.errors import ConnectError, MusterError, RefusedError
+from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.rendezvous import MusterRendezvousHandler, create_handler
 from tests.unit.worker.fake_membership import FakeMembership, made, params, without_coordinator
@@ -204,6 +205,53 @@ def test_shutdown_closes_leaves_and_returns_whether_the_run_is_closed():
     assert not handler.shutdown()
     assert membership.done[2:] == ["close 30", "leave"], "it leaves in any case"
     assert handler._store._line is None
+
+
+class FakeStore:
+    """An agents' store: which keys it has, and the errors of looks."""
+
+    def __init__(self, *answers: Exception | None) -> None:
+        self.answers = list(answers)
+        self.looks: list[str] = []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.looks += keys
+        answer = self.answers.pop(0)
+        if answer is not None:
+            raise answer
+
+
+def lossy(*answers: Exception | None) -> tuple[MusterRendezvousHandler, FakeMembership, FakeStore]:
+    """A handler in a round that has lost two nodes, and a store with these answers."""
+    handler, membership = made()
+    handler._place, membership.nodes_lost = Place(3, 0, 4), 2
+    store = FakeStore(*answers)
+    handler._store = store  # type: ignore[assignment]
+    return handler, membership, store
+
+
+def test_lost_nodes_count_as_waiting():
+    handler, _, store = lossy(StoreTimeoutError("not there", keys=()))
+    assert handler.num_nodes_waiting() == 2
+    assert store.looks == ["torch.rendezvous.job.3/torchelastic/agent/terminal_state/num_members"]
+
+
+def test_nodes_that_wait_count_without_a_look_at_the_store():
+    handler, membership, store = lossy()
+    membership.nodes_waiting = 1
+    assert handler.num_nodes_waiting() == 1
+    assert store.looks == []
+
+
+def test_lost_nodes_do_not_count_once_an_agent_waits_at_the_exit():
+    handler, _, store = lossy(None)
+    assert [handler.num_nodes_waiting() for _ in range(3)] == [0, 0, 0]
+    assert len(store.looks) == 1
+
+
+def test_lost_nodes_count_once_the_coordinator_says_whether_the_round_ends():
+    handler, _, _ = lossy(ConnectError("away"), StoreTimeoutError("not there", keys=()))
+    assert [handler.num_nodes_waiting() for _ in range(2)] == [0, 2]
 
 
 def test_collected_handler_gives_up_its_place_and_connection():

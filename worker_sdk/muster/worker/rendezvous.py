@@ -61,6 +61,8 @@ RELAY = True
 """Whether workers use a relay by default; docs/benchmarks/relay.md says why."""
 CHECK_INTERVAL = timedelta(seconds=1)
 """Time to wait for rank 0's address before a check whether the round is still usable."""
+EXIT_CHECK = timedelta(seconds=0.2)
+"""Time to wait for a sign that agents wait at torch's exit barrier, after the round has lost a node."""
 
 _ERRORS: dict[str, type[RendezvousError]] = {
     "RUN_CLOSED": RendezvousClosedError,
@@ -129,6 +131,10 @@ class MusterRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         """The store that this node hosts for the workers while it has rank 0. Kept until the next round: it
         must outlive the agents' exit barrier."""
+        self._place: Place | None = None
+        """The place in the last round."""
+        self._round_ends = False
+        """Whether workers of the last round are known to have ended successfully."""
         self._ends_gracefully = False
         """Whether the last attempt to join told torch to end. torch 2.13 raises an error of its own then."""
         _handlers.add(self)
@@ -171,6 +177,7 @@ class MusterRendezvousHandler(RendezvousHandler):
             self._ends_gracefully = isinstance(failure, RendezvousGracefulExitError)
             raise failure from error
         self._export(place)
+        self._place, self._round_ends = place, False
         return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
 
     def _export(self, place: Place) -> None:
@@ -235,7 +242,8 @@ class MusterRendezvousHandler(RendezvousHandler):
             with suppress(StoreTimeoutError, ConnectError):
                 self._store.wait(keys, CHECK_INTERVAL)
                 return True
-            if self._membership.nodes_waiting or time.monotonic() >= deadline:
+            lost = self._membership.nodes_waiting or self._membership.nodes_lost
+            if lost or time.monotonic() >= deadline:
                 return False
 
     def is_closed(self) -> bool:
@@ -264,8 +272,28 @@ class MusterRendezvousHandler(RendezvousHandler):
             raise _rendezvous_error(error) from error
 
     def num_nodes_waiting(self) -> int:
-        """Return the number of nodes that wait to be let in, including this one if it lost its place."""
-        return self._membership.nodes_waiting
+        """Return for how many nodes the agents restart their workers.
+
+        They are the nodes that wait to be let in, this one among them if it lost its place. If none waits,
+        they are the nodes that the round has lost: their peers' collectives may not notice for long.
+        """
+        return self._membership.nodes_waiting or self._nodes_lost()
+
+    def _nodes_lost(self) -> int:
+        """Return how many nodes the round has lost, unless it ends: agents that finished do not restart."""
+        lost, place = self._membership.nodes_lost, self._place
+        if not lost or place is None or self._round_ends:
+            return 0
+        try:
+            self._store.wait([f"{_keys_of(self._config.run_id, place.round)}/{ARRIVED}"], EXIT_CHECK)
+        except StoreTimeoutError:
+            logger.warning("round %d has lost %d nodes, and ends: the others go on", place.round, lost)
+            return lost
+        except MusterError as error:
+            logger.info("whether round %d ends is not known: %s", place.round, error)
+            return 0
+        self._round_ends = True
+        return 0
 
     def get_run_id(self) -> str:
         """Return the run's id."""

@@ -333,6 +333,7 @@ class Coordinator:
             refused = Refused(refusal, event.prefix, event.sequence)
             self.sessions.refuse(event.session, refused, ranks, effects)
             return
+        self._registry.make_room_for_payloads(event.arrivals, now, effects)
         for arrival in event.arrivals:
             try:
                 process = self.sessions.process(session, arrival.rank)

@@ -1,5 +1,7 @@
 """Which runs are known, and how a run is created. ``retention/reaper.py`` removes them."""
 
+from collections.abc import Iterable
+
 from muster.service.core.barriers.group import Group
 from muster.service.core.local.tier import LocalTier
 from muster.service.core.membership.process import Process
@@ -11,6 +13,7 @@ from muster.service.core.store import Waiter
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Effects
+from muster.service.core.vocabulary.events import Arrival
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
@@ -57,6 +60,13 @@ class Registry:
                 most,
                 f"{known} runs are known already, and none has been closed and out of use for ten minutes",
             )
+
+    def make_room_for_payloads(self, arrivals: Iterable[Arrival], now: Instant, effects: Effects) -> None:
+        """Drop the payloads of unused runs, as far as those of these arrivals need their room."""
+        more = sum(len(arrival.payload) for arrival in arrivals)
+        if more:
+            most = self._limits.total_gather_bytes(self._limits.max_gather_bytes)
+            self._reaper.drop_payloads(self._gathered.bytes + more - most, now, effects)
 
     def find(self, run_id: str, generation: int, now: Instant) -> Run:
         """Return the run of this id, or a new one that is not registered yet."""

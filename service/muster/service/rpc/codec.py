@@ -314,7 +314,9 @@ def join_response(message: Message) -> rendezvous_pb2.JoinResponse:
                 )
             )
         case NodesWaiting():
-            return rendezvous_pb2.JoinResponse(nodes_waiting=rendezvous_pb2.NodesWaiting(count=message.count))
+            return rendezvous_pb2.JoinResponse(
+                nodes_waiting=rendezvous_pb2.NodesWaiting(count=message.count, lost=message.lost)
+            )
         case Closed():
             return rendezvous_pb2.JoinResponse(closed=closed_to_pb(message))
         case RoundStopped():

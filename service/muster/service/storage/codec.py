@@ -392,6 +392,7 @@ def _participant_to_pb(record: ParticipantRecord) -> state_pb2.ParticipantRecord
         join_timeout_ms=milliseconds(record.settings.join_timeout),
         last_call_timeout_ms=milliseconds(record.settings.last_call_timeout),
         keep_alive_timeout_ms=milliseconds(record.settings.keep_alive_timeout),
+        lost=record.lost,
     )
 
 
@@ -402,6 +403,7 @@ def _participant_from_pb(message: state_pb2.ParticipantRecord) -> ParticipantRec
         message.attempt,
         message.rank,
         settings_from_pb(message),
+        message.lost,
     )
 
 

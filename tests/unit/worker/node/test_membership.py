@@ -211,6 +211,15 @@ def test_waiting_nodes_are_counted_by_the_coordinator(node: NodeMembership, wire
     until(lambda: node.nodes_waiting == 0)
 
 
+def test_lost_nodes_count_until_the_run_is_closed(node: NodeMembership, wire: Wire):
+    stream = in_round(node, wire)
+    stream.push(nodes_waiting=pb.NodesWaiting(lost=2))
+    until(lambda: node.nodes_lost == 2)
+    assert node.nodes_waiting == 0
+    stream.push(closed={"by": "node-0"})
+    until(lambda: node.nodes_lost == 0)
+
+
 def test_removed_node_waits_and_joins_again_as_a_newcomer(node: NodeMembership, wire: Wire):
     first = in_round(node, wire)
     first.fail(refusal("NODE_REMOVED"))

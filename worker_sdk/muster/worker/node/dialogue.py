@@ -70,6 +70,7 @@ class JoinDialogue:
         place: the node's rank in the present round; None while it has none.
         error: why the attempt has ended; None while it goes on.
         waiting: the number of nodes that wait to be let in.
+        lost: the number of nodes that the round has lost, if the next round can form without them.
         fenced: whether the coordinator has removed the node from its round.
         stands_by: whether the node waits for a place to become free.
         waits_since: when a coordinator started to count this attempt's join timeout; None while none does.
@@ -96,6 +97,7 @@ class JoinDialogue:
         self.place: Place | None = None
         self.error: MusterError | None = None
         self.waiting = 0
+        self.lost = 0
         self.nodes_gone = 0
         self.fenced = False
         self.stands_by = False
@@ -174,7 +176,7 @@ class JoinDialogue:
             self.waits_since = None if self.stands_by else self.waits_since or now
             logger.info("%s", response.standing.message)
         elif kind == "nodes_waiting":
-            self.waiting = response.nodes_waiting.count
+            self.waiting, self.lost = response.nodes_waiting.count, response.nodes_waiting.lost
         elif kind == "stopped":
             if self.stopped is None:
                 self.stopped = stopped_from_pb(response.stopped.stopped)

@@ -122,6 +122,11 @@ class NodeMembership:
         return max(self._dialogue.waiting, int(self._dialogue.fenced))
 
     @property
+    def nodes_lost(self) -> int:
+        """The number of nodes that the round has lost, if the agents may go on without them."""
+        return 0 if self._dialogue.closed is not None else self._dialogue.lost
+
+    @property
     def evicted(self) -> bool:
         """Whether an operator has sent this node away for good."""
         return self._dialogue.evicted_at is not None

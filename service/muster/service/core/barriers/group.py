@@ -74,6 +74,10 @@ class Group(Positions):
         self._history.release_bytes()
         self._timers.disarm(self)
 
+    def drop_payloads(self, effects: Effects) -> int:
+        """Drop the payloads of all releases, to make room. Returns how many bytes that frees."""
+        return self._history.drop_payloads(effects)
+
     # ------------------------------------------------------------------ membership
 
     def check_join(self, process: Process, shape: Shape) -> None:

@@ -1,5 +1,7 @@
 """The decisions that a group keeps, and the payload bytes that it holds."""
 
+from dataclasses import replace
+
 from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Decision
@@ -33,7 +35,7 @@ class DecisionHistory:
     def add(self, decision: Decision) -> None:
         """Keep a decision; its sequence is higher than all before."""
         self.decisions[decision.sequence] = decision
-        self.count_bytes(_payload_bytes(decision))
+        self.count_bytes(decision.payload_bytes)
 
     def count_bytes(self, more: int) -> None:
         """Add to the payload bytes that the group holds, or subtract if ``more`` is negative."""
@@ -67,10 +69,17 @@ class DecisionHistory:
         while len(self.decisions) > count and (oldest := next(iter(self.decisions))) < before:
             self._drop(oldest, effects)
 
+    def drop_payloads(self, effects: Effects) -> int:
+        """Drop the payloads of all kept decisions. Returns how many bytes that frees."""
+        freed = 0
+        for sequence, decision in self.decisions.items():
+            if decision.payloads:
+                freed += decision.payload_bytes
+                self.decisions[sequence] = replace(decision, payloads=(), payloads_dropped=True)
+                effects.records.append(self.decisions[sequence])
+        self.count_bytes(-freed)
+        return freed
+
     def _drop(self, sequence: int, effects: Effects) -> None:
-        self.count_bytes(-_payload_bytes(self.decisions.pop(sequence)))
+        self.count_bytes(-self.decisions.pop(sequence).payload_bytes)
         effects.records.append(ForgetDecision(self._run_id, self._prefix, sequence))
-
-
-def _payload_bytes(decision: Decision) -> int:
-    return sum(len(payload) for _, payload in decision.payloads)

@@ -123,6 +123,8 @@ class Positions:
         failed = decision is not None and decision.outcome is not Outcome.RELEASED
         if sequence < start and not failed:
             raise refusals.sequence_behind(self.prefix, process, sequence, start)
+        if decision is not None and decision.payloads_dropped:
+            raise refusals.payloads_dropped(self.prefix, process, sequence, self.next_sequence)
         if decision is None:
             raise refusals.sequence_forgotten(self.prefix, process, sequence, self.next_sequence)
         return decision

@@ -69,6 +69,17 @@ def sequence_forgotten(prefix: str, process: Process | str, sequence: int, next_
     )
 
 
+def payloads_dropped(prefix: str, process: Process | str, sequence: int, next_sequence: int) -> Refusal:
+    """Return the refusal for an arrival at a released barrier whose payloads were dropped."""
+    return Refusal(
+        Reason.SEQUENCE_FORGOTTEN,
+        f'{process} arrived at #{sequence} of group "{prefix}" again, which was released. Its payloads '
+        "are no longer kept: the run was unused for long, and others needed the room. "
+        f"Go on at #{next_sequence}.",
+        next_sequence=next_sequence,
+    )
+
+
 def sequence_ahead(prefix: str, process: Process | str, sequence: int, upcoming: int) -> Refusal:
     """Return the refusal for an arrival at a barrier after the next one."""
     return Refusal(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from muster.service.core.membership.outage import Absence, Outage
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import NodeInfo, NodeStanding, RendezvousSettings, SessionId
+from muster.service.core.vocabulary.records import ParticipantRecord
 
 TIMED_OUT = "timed out"
 """Why a node departed that got no round within its join timeout."""
@@ -37,6 +38,16 @@ class Node:
 
     def __str__(self) -> str:
         return report.node_name(self.info)
+
+    def record(self, run_id: str, *, lost: bool = False) -> ParticipantRecord:
+        """Return its record in a complete round.
+
+        Args:
+            run_id: the run.
+            lost: whether the round has lost it.
+        """
+        assert self.rank is not None
+        return ParticipantRecord(run_id, self.info, self.attempt, self.rank, self.settings, lost)
 
     @property
     def back_by(self) -> float:
@@ -99,6 +110,14 @@ class Places:
     def find(self, incarnation: str) -> Node | None:
         """Return the node of this incarnation, if it has a place."""
         return next((one for s in NodeStanding if (one := self.of(s).get(incarnation)) is not None), None)
+
+    def accept_round(self) -> bool:
+        """Whether every participant accepts a round of all of them, and has an open stream."""
+        count = len(self.participants)
+        return all(
+            node.session is not None and node.settings.min_nodes <= count <= node.settings.max_nodes
+            for node in self.participants.values()
+        )
 
     def of(self, standing: NodeStanding) -> dict[str, Node]:
         """Return the nodes with a standing."""

@@ -14,6 +14,7 @@ from muster.service.core.elapsed import elapsed
 from muster.service.core.membership.outage import Outages
 from muster.service.core.rendezvous import refusals, reports
 from muster.service.core.rendezvous.evictions import Evictions
+from muster.service.core.rendezvous.losses import Losses
 from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
@@ -76,7 +77,8 @@ class Rendezvous:
         """The lowest number that the next round may have."""
         self._last_call: float | None = None
         """When the last call ends, on the monotonic clock; None: fewer than ``min_nodes`` are there."""
-        self._announced = 0
+        self._losses = Losses(run_id)
+        self._announced = (0, 0)
         self._announced_at = float("-inf")
         self.stopped: Stopped | None = None
         """How the complete round was stopped."""
@@ -121,13 +123,13 @@ class Rendezvous:
 
     @property
     def restarts(self) -> bool:
-        """Whether agents restart their workers, for waiting nodes or after an eviction.
+        """Whether agents restart their workers, for waiting nodes, or without evicted or lost ones.
 
         While a later round forms, only workers of the past round are left, and their agents end them.
         """
         if not self.complete:
             return len(self.rounds) > 0
-        return self.stopped is None and (self._announced > 0 or self.evictions.count(self.round) > 0)
+        return self.stopped is None and (any(self._announced) or self.evictions.count(self.round) > 0)
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -158,7 +160,7 @@ class Rendezvous:
             self._send_place(node, effects)
             if self.complete and node.standing is NodeStanding.PARTICIPANT:
                 # The count may have changed while the stream was lost, even to 0.
-                effects.send(ask.session, self._count_message(self._announced))
+                effects.send(ask.session, self._count_message(*self._announced))
             self._advance(now, effects)
             return node
         # A node with a lost stream may come back within its keep-alive timeout, so its settings still count.
@@ -249,10 +251,9 @@ class Rendezvous:
 
     def on_time(self, now: Instant, effects: Effects) -> None:
         """Remove lost nodes, end the last call, and end waits after their join timeout."""
-        for node in [n for n in self if n.session is None]:
-            if now.monotonic >= node.back_by:
-                self._vacate(node, effects)
-                self._record_departure(node, "connection lost", node.since, effects)
+        for node in [n for n in self if n.session is None and now.monotonic >= n.back_by]:
+            self._vacate(node, effects, lost=True)
+            self._record_departure(node, "connection lost", node.since, effects)
         self._advance(now, effects)
         self._end_waits(now, effects)
         self._advance(now, effects)
@@ -299,17 +300,19 @@ class Rendezvous:
             node.standing = NodeStanding.PARTICIPANT
         self._places.of(node.standing)[node.info.incarnation] = node
 
-    def _vacate(self, node: Node, effects: Effects) -> None:
+    def _vacate(self, node: Node, effects: Effects, *, lost: bool = False) -> None:
         """Take a node's place away."""
         del self._places.of(node.standing)[node.info.incarnation]
         if self.complete and node.standing is NodeStanding.PARTICIPANT:
-            effects.records.append(ForgetParticipant(self.run_id, node.info.incarnation))
+            if lost:
+                self._losses.add(node.record(self.run_id, lost=True), effects)
+            else:
+                effects.records.append(ForgetParticipant(self.run_id, node.info.incarnation))
 
     def _record_departure(self, node: Node, reason: str, at: float, effects: Effects) -> None:
         self.departed.appendleft(Departed(node.info, self.round, reason, at))
-        effects.notices.append(
-            Notice("node.gone", self.run_id, f"node {node} of round {self.round}: {reason}")
-        )
+        text = f"node {node} of round {self.round}: {reason}"
+        effects.notices.append(Notice("node.gone", self.run_id, text))
 
     def _refuse(self, node: Node, refusal: Refusal, effects: Effects) -> None:
         self._vacate(node, effects)
@@ -351,7 +354,8 @@ class Rendezvous:
         self.stopped = None
         self.round = max(self.round + 1, self._min_round)
         self._last_call = None
-        self._announced = 0
+        self._losses.end_round(effects)
+        self._announced = (0, 0)
         assert self.settings is not None
         comers = self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT)
         comers.sort(key=lambda node: (node.info.incarnation not in self._ranks, node.arrival))
@@ -403,15 +407,8 @@ class Rendezvous:
             self._last_call = now.monotonic + settings.last_call_timeout
             self._timers.arm(self, self._last_call)
         full = count >= settings.max_nodes
-        if (full or now.monotonic >= self._last_call) and self._suits_every_node(count):
+        if (full or now.monotonic >= self._last_call) and self._places.accept_round():
             self._complete_round(now, effects)
-
-    def _suits_every_node(self, count: int) -> bool:
-        """Whether every participant accepts a round of ``count`` nodes, and has an open stream."""
-        return all(
-            node.session is not None and node.settings.min_nodes <= count <= node.settings.max_nodes
-            for node in self._places.participants.values()
-        )
 
     def _complete_round(self, now: Instant, effects: Effects) -> None:
         nodes = self.of(NodeStanding.PARTICIPANT)
@@ -427,21 +424,13 @@ class Rendezvous:
         if len(self.rounds) > ROUND_HISTORY:
             effects.records.append(ForgetRound(self.run_id, self.rounds.popleft().round))
         for node in nodes:
-            assert node.rank is not None
-            effects.records.append(
-                ParticipantRecord(self.run_id, node.info, node.attempt, node.rank, node.settings)
-            )
+            effects.records.append(node.record(self.run_id))
             self._send_place(node, effects)
-        effects.notices.append(
-            Notice(
-                "round.completed",
-                self.run_id,
-                report.round_completed(self.run_id, self.round, [n.info for n in nodes], waited),
-            )
-        )
+        text = report.round_completed(self.run_id, self.round, [n.info for n in nodes], waited)
+        effects.notices.append(Notice("round.completed", self.run_id, text))
 
     def _announce(self, now: Instant, effects: Effects) -> None:
-        """Tell the nodes of the complete round how many nodes wait, if that number changed.
+        """Tell the nodes of the complete round how many nodes wait and are lost, if that changed.
 
         Nodes that wait must not interrupt a stopped round, which ends by itself. It hears how many have gone.
         """
@@ -454,18 +443,25 @@ class Rendezvous:
         self._tell_count(effects)
 
     @property
-    def _count(self) -> int:
-        """How many nodes wait for the next round or were evicted, or have gone from the stopped round."""
-        if self.stopped is None:
-            return self.count(NodeStanding.WAITING) + self.evictions.count(self.round)
-        return self.rounds[-1].world_size - self.count(NodeStanding.PARTICIPANT)
+    def _count(self) -> tuple[int, int]:
+        """How many nodes wait for the next round or were evicted, and how many are lost.
+
+        Losses count if the next round can form without the lost nodes. Else the round ends when others come.
+        In a stopped round: how many nodes have gone, and 0.
+        """
+        places, agreed = self._places, self.settings
+        if self.stopped is not None:
+            return self.rounds[-1].world_size - len(places.participants), 0
+        enough = agreed is not None and len(places.participants) + len(places.waiting) >= agreed.min_nodes
+        waiting = len(places.waiting) + self.evictions.count(self.round)
+        return waiting, len(self._losses) if enough else 0
 
     def _tell_count(self, effects: Effects) -> None:
         self._announced = self._count
-        self._tell(self._count_message(self._announced), effects)
+        self._tell(self._count_message(*self._announced), effects)
 
-    def _count_message(self, count: int) -> NodesWaiting | RoundStopped:
-        return NodesWaiting(count) if self.stopped is None else RoundStopped(self.stopped, count)
+    def _count_message(self, count: int, lost: int) -> NodesWaiting | RoundStopped:
+        return NodesWaiting(count, lost) if self.stopped is None else RoundStopped(self.stopped, count)
 
     def _tell(self, message: Message, effects: Effects) -> None:
         nodes = self._places.participants.values()
@@ -483,6 +479,9 @@ class Rendezvous:
             return
         self.round = self.rounds[-1].round
         for record in sorted(participants, key=lambda record: record.rank):
+            if record.lost:
+                self._losses.restore(record)
+                continue
             self._arrivals += 1
             asked, at = (record.node, record.attempt, record.settings), now.monotonic
             node = Node(*asked, None, at, at, self._arrivals, rank=record.rank)

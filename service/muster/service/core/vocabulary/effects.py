@@ -113,9 +113,12 @@ class RoundComplete:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """Tells the nodes of a complete round how many nodes wait for the next one or were evicted from it."""
+    """Tells the nodes of a complete round for whom they end it."""
 
     count: int
+    """How many nodes wait for the next round or were evicted from this one."""
+    lost: int = 0
+    """How many nodes it has lost, if the next round can form without them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,3 +384,10 @@ class Decision:
     skew: float
     """Seconds from the first to the last arrival."""
     last_arrival_rank: int | None
+    payloads_dropped: bool = False
+    """The payloads of this release were dropped to make room. No rank is told such a release."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of all payloads."""
+        return sum(len(payload) for _, payload in self.payloads)

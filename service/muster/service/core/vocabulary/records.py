@@ -69,13 +69,14 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRecord:
-    """A node that is in the complete round."""
+    """A node that is in the complete round, or that this round has lost."""
 
     run_id: str
     node: NodeInfo
     attempt: int
     rank: int
     settings: RendezvousSettings
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class JoinResponse(google.protobuf.message.Message):
 
     @property
     def nodes_waiting(self) -> global___NodesWaiting:
-        """For whom the nodes of a complete round end it; told to them when it changes."""
+        """Why the nodes of a complete round end it; told to them when it changes."""
 
     @property
     def closed(self) -> muster.v1.common_pb2.Closed:
@@ -306,7 +306,7 @@ global___RoundComplete = RoundComplete
 
 @typing.final
 class NodesWaiting(google.protobuf.message.Message):
-    """NodesWaiting tells the nodes of a complete round for whom they end it."""
+    """NodesWaiting tells the nodes of a complete round why they end it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -113,7 +113,7 @@ class RoundComplete:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """Tells the nodes of a complete round for whom they end it."""
+    """Tells the nodes of a complete round why they end it."""
 
     count: int
     """How many nodes wait for the next round or were evicted from this one."""

@@ -12,7 +12,7 @@ ADDRESS = "keeper.json"
 LOCK = "keeper.lock"
 """The file that a living keeper has locked."""
 REQUEST = "keeper.run"
-"""The file that tells ``muster keep --runs`` the run whose folder this is."""
+"""The file in which a rank writes the id of its run, for ``muster keep --runs``."""
 NOTES = ".notes"
 """In an attempt's folder: the folder of the notes that this node's ranks leave for other ranks."""
 

@@ -138,8 +138,8 @@ async def _serve(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    api = web.TCPSite(runner, host, port, ssl_context=tls)
-    await api.start()
+    site = web.TCPSite(runner, host, port, ssl_context=tls)
+    await site.start()
     return runner
 
 

@@ -242,8 +242,8 @@ class MusterRendezvousHandler(RendezvousHandler):
             with suppress(StoreTimeoutError, ConnectError):
                 self._store.wait(keys, CHECK_INTERVAL)
                 return True
-            lost = self._membership.nodes_waiting or self._membership.nodes_lost
-            if lost or time.monotonic() >= deadline:
+            ends = self._membership.nodes_waiting or self._membership.nodes_lost
+            if ends or time.monotonic() >= deadline:
                 return False
 
     def is_closed(self) -> bool:
@@ -287,7 +287,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         try:
             self._store.wait([f"{_keys_of(self._config.run_id, place.round)}/{ARRIVED}"], EXIT_CHECK)
         except StoreTimeoutError:
-            logger.warning("round %d has lost %d nodes, and ends: the others go on", place.round, lost)
+            logger.warning("nodes lost by round %d: %d. The others go on in another round", place.round, lost)
             return lost
         except MusterError as error:
             logger.info("whether round %d ends is not known: %s", place.round, error)

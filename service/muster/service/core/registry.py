@@ -64,9 +64,9 @@ class Registry:
     def make_room_for_payloads(self, arrivals: Iterable[Arrival], now: Instant, effects: Effects) -> None:
         """Drop the payloads of unused runs, as far as those of these arrivals need their room."""
         more = sum(len(arrival.payload) for arrival in arrivals)
-        if more:
-            most = self._limits.total_gather_bytes(self._limits.max_gather_bytes)
-            self._reaper.drop_payloads(self._gathered.bytes + more - most, now, effects)
+        missing = self._gathered.bytes + more - self._limits.total_gather_bytes(self._limits.max_gather_bytes)
+        if more and missing > 0:
+            self._reaper.drop_payloads(missing, now, effects)
 
     def find(self, run_id: str, generation: int, now: Instant) -> Run:
         """Return the run of this id, or a new one that is not registered yet."""

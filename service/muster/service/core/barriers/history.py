@@ -72,6 +72,8 @@ class DecisionHistory:
     def drop_payloads(self, effects: Effects) -> int:
         """Drop the payloads of all kept decisions. Returns how many bytes that frees."""
         freed = 0
+        if not self._bytes:
+            return freed
         for sequence, decision in self.decisions.items():
             if decision.payloads:
                 freed += decision.payload_bytes

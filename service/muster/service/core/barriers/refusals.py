@@ -70,7 +70,7 @@ def sequence_forgotten(prefix: str, process: Process | str, sequence: int, next_
 
 
 def payloads_dropped(prefix: str, process: Process | str, sequence: int, next_sequence: int) -> Refusal:
-    """Return the refusal for an arrival at a released barrier whose payloads were dropped."""
+    """Return the refusal for an arrival at a release without its payloads, which were dropped."""
     return Refusal(
         Reason.SEQUENCE_FORGOTTEN,
         f'{process} arrived at #{sequence} of group "{prefix}" again, which was released. Its payloads '

@@ -13,18 +13,18 @@ class Losses:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._incarnations: set[str] = set()
+        self._incarnations: list[str] = []
 
     def __len__(self) -> int:
         return len(self._incarnations)
 
     def restore(self, record: ParticipantRecord) -> None:
         """Restore a lost node."""
-        self._incarnations.add(record.node.incarnation)
+        self._incarnations.append(record.node.incarnation)
 
     def add(self, record: ParticipantRecord, effects: Effects) -> None:
         """Add a node that has just been lost."""
-        self._incarnations.add(record.node.incarnation)
+        self._incarnations.append(record.node.incarnation)
         effects.records.append(record)
 
     def end_round(self, effects: Effects) -> None:

@@ -110,15 +110,15 @@ class RunReaper:
         """Drop payloads of unused runs, of the one that was unused for longest first.
 
         Args:
-            needed: the bytes to free, if so many can be freed.
+            needed: the bytes to free, above 0. Fewer are freed if unused runs do not have so many.
             now: the current time.
             effects: receives the changed decisions.
         """
         unused = (run for run in self._runs.values() if self._is_unused(run, now))
         for run in sorted(unused, key=lambda run: run.last_used.monotonic):
+            needed -= sum(group.drop_payloads(effects) for group in run.groups.values())
             if needed <= 0:
                 return
-            needed -= sum(group.drop_payloads(effects) for group in run.groups.values())
 
     def check_unused(self, run: Run, now: Instant) -> None:
         """Refuse to remove a run that is in use, or may be: after a restart, clients need time to reconnect.

@@ -73,7 +73,7 @@ def test_runs_that_clients_may_come_back_to_keep_their_payloads(how: str):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_release_whose_payloads_were_dropped_is_told_to_nobody(restart: bool):
+def test_rank_does_not_hear_a_release_after_its_payloads_were_dropped(restart: bool):
     world = World(2, limits=MOST)
     zero, one = (world.start(rank, run="old") for rank in range(2))
     zero.arrive(payload=b"x" * 700)

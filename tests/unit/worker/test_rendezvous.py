@@ -243,6 +243,11 @@ def test_nodes_that_wait_count_without_a_look_at_the_store():
     assert store.looks == []
 
 
+def test_agent_does_not_wait_for_the_address_of_rank_0_after_its_round_lost_a_node():
+    handler, _, _ = lossy(StoreTimeoutError("not there", keys=()))
+    assert not handler._await_rank_0(Place(3, 1, 4))
+
+
 def test_lost_nodes_do_not_count_once_an_agent_waits_at_the_exit():
     handler, _, store = lossy(None)
     assert [handler.num_nodes_waiting() for _ in range(3)] == [0, 0, 0]

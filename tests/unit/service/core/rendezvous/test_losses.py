@@ -22,6 +22,7 @@ def test_round_that_lost_a_node_goes_on_without_it():
     assert (a.lost, b.lost) == (0, 0)
     world.wait(KEEP_ALIVE)
     assert (a.lost, b.lost, a.waiting) == (1, 1, 0)
+    assert world.rendezvous.restarts, "signals by which agents end their workers do not stop the run"
     a.join()
     b.join()
     assert (a.lost, b.lost) == (0, 0)

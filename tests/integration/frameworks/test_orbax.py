@@ -89,7 +89,8 @@ def test_ranks_wait_for_the_timeout_without_a_reason_in_plain_mode(tmp_path: Pat
         life = Job(coordinator, tmp_path).live(0, "plain", "1", "raise", "writing")
         life.end()
         for rank in range(RANKS):
-            failed = said_by(life, rank)[2]
-            assert "DEADLINE_EXCEEDED" in failed, life.logged(rank)
-            assert "No space left on device" not in failed
+            said = said_by(life, rank)
+            assert len(said) == 3, f"{said}\n{life.logged(rank)}"
+            assert "DEADLINE_EXCEEDED" in said[2], life.logged(rank)
+            assert "No space left on device" not in said[2]
         assert "No space left on device" not in life.logged(0)

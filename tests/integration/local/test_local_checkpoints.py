@@ -151,7 +151,7 @@ def test_step_before_is_resumed_if_all_copies_of_a_part_are_damaged(job: LocalJo
 
 
 def test_keepers_that_die_during_training_are_replaced(job: LocalJob):
-    job.begin()
+    job.begin(persist_every=100)  # The level of step 3 stays "replicated".
     job.save(1, wait_for="replicated")
     job.kill_keepers()
     job.save(2, wait_for="replicated")

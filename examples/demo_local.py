@@ -38,19 +38,19 @@ class LocalDemo:
         headline(f"another job keeps its checkpoints on the disks of its {NODES} nodes, with one copy each")
         for _ in range(NODES):
             self._add_node()
-        step = demo_local_rank.PAUSE_STEP
-        saved = self._audience.wait_for("committed", 0, NODES, step)
+        paused = self._audience.wait_for("paused", 0, NODES)
+        step = paused[0].step
         self._wait_for_copies(step)
         endpoint = f"--endpoint={self._coordinator.endpoint}"
         show("get", "checkpoints", RUN, endpoint)
-        victim = saved[1].node
+        victim = paused[1].node
         number = self._nodes.index(victim)
         disk, shared = self._disk(number), self._folder / "checkpoints"
         headline(
             f"a node is killed, its disk is wiped, and shared storage is gone (step {step} was not there yet)"
         )
         (keeper,) = disk.glob("*/keeper.json")
-        victim.kill([saved[1].pid, json.loads(keeper.read_text())["pid"]])
+        victim.kill([paused[1].pid, json.loads(keeper.read_text())["pid"]])
         shutil.rmtree(disk)
         shared.rename(self._folder / "unreachable")
         demo_local_rank.continue_file(self._folder).touch()

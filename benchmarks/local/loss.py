@@ -7,34 +7,24 @@ Shared storage passes 100 MB/s for all ranks together, and counts what is read.
 """
 
 import argparse
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import psutil
-
+from benchmarks.local.nodes import Nodes
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.processes import slow_bucket
 from benchmarks.processes.local_rank import EVERY
-from benchmarks.recovery import family, shown, wall
+from benchmarks.recovery import shown, wall
 from lab.processes.coordinator import Coordinator, free_port
 from muster.checkpoint.inventory import inventory_of
 
 RANK = Path(__file__).parent.parent / "processes" / "local_rank.py"
 NODES, PER_NODE = 4, 2
 WORLD_SIZE = NODES * PER_NODE
-PATIENCE = 300.0
-"""Seconds until a job counts as hung."""
 
 
 @dataclass
@@ -48,76 +38,24 @@ class Rank:
     steps: list[tuple[float, int]] = field(default_factory=list)
 
 
-@dataclass
-class Job:
-    """Agents of torchrun on this machine, each with a disk of its own."""
-
-    folder: Path
-    kind: str
-    endpoint: str
-    size: int
-    """Bytes of all parts."""
-    agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)
-
-    def disk(self, number: int) -> Path:
-        """Return the folder of a node's disk."""
-        return self.folder / f"disk-{number}"
-
-    def start(self) -> None:
-        """Start an agent."""
-        number = len(self.agents)
-        backend = "c10d" if self.kind == "c10d" else "muster"
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--rdzv-backend={backend}", "--rdzv-id=job"),
-            *(f"--rdzv-endpoint={self.endpoint}", f"--nnodes={NODES}", f"--nproc-per-node={PER_NODE}"),
-            *(f"--local-addr=127.0.0.{number + 1}", "--max-restarts=3", "--monitor-interval=0.1"),
-            *(str(RANK), str(self.folder), self.kind, str(self.size // WORLD_SIZE), str(self.disk(number))),
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MUSTER_NODE_NAME": f"node-{number}"}
-        with (self.folder / f"agent-{number}.log").open("wb") as log:
-            agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        self.agents.append(agent)
-
-    def ranks(self, since: float = 0.0) -> list[Rank]:
-        """Return the processes that started after a time."""
-        found = []
-        for path in self.folder.glob("rank-*"):
-            rank, text = Rank(), path.read_text()
-            for line in text[: text.rfind("\n") + 1].splitlines():
-                what, *numbers = line.split()
-                match what:
-                    case "start":
-                        rank.started = float(numbers[0])
-                    case "loaded":
-                        rank.loaded = float(numbers[0]), float(numbers[1])
-                        rank.resumed = int(numbers[2])
-                    case "step":
-                        rank.steps.append((float(numbers[0]), int(numbers[1])))
-            if rank.started > since:
-                found.append(rank)
-        return found
-
-    def processes(self, number: int) -> list[psutil.Process]:
-        """Return all processes of a node: its agent, its ranks, and its keeper."""
-        found = family(self.agents[number].pid) if self.agents[number].poll() is None else []
-        for path in self.disk(number).glob("*/keeper.json"):
-            with suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(json.loads(path.read_text())["pid"]))
-        return found
-
-    def lose(self, number: int) -> None:
-        """Kill a node, and wipe its disk."""
-        for process in self.processes(number):
-            process.send_signal(signal.SIGKILL)
-        shutil.rmtree(self.disk(number), ignore_errors=True)
-
-    def end(self) -> None:
-        """Kill all processes."""
-        for number, agent in enumerate(self.agents):
-            for process in self.processes(number):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            agent.wait()
+def ranks(folder: Path, since: float = 0.0) -> list[Rank]:
+    """Return the processes that started after a time."""
+    found = []
+    for path in folder.glob("rank-*"):
+        rank, text = Rank(), path.read_text()
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            what, *numbers = line.split()
+            match what:
+                case "start":
+                    rank.started = float(numbers[0])
+                case "loaded":
+                    rank.loaded = float(numbers[0]), float(numbers[1])
+                    rank.resumed = int(numbers[2])
+                case "step":
+                    rank.steps.append((float(numbers[0]), int(numbers[1])))
+        if rank.started > since:
+            found.append(rank)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +73,9 @@ class Recovery:
     """Bytes that were read from shared storage after the fault."""
 
 
-def wait(job: Job, done: Callable[[], bool], lost: int | None = None) -> bool:
-    """Wait for something. Returns False if the agents that live have ended, or hang."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        if done():
-            return True
-        if all(one.poll() is not None for number, one in enumerate(job.agents) if number != lost):
-            return False
-        time.sleep(0.05)
-    return False
-
-
-def is_saved(job: Job, coordinator: Coordinator | None, step: int) -> bool:
+def is_saved(kind: str, folder: Path, coordinator: Coordinator | None, step: int) -> bool:
     """Return whether a step is as safe as the job makes it."""
-    folder = job.folder / "checkpoints"
-    match job.kind:
+    match kind:
         case "local":
             assert coordinator is not None
             said = f"step {step} is REPLICATED"
@@ -172,29 +97,34 @@ def recover(kind: str, size: int) -> Recovery:
         if kind != "c10d":
             coordinator = stack.enter_context(Coordinator(folder, session_ttl=10.0, reset_grace=3.0))
             endpoint = coordinator.endpoint
-        job = Job(folder, kind, endpoint, size)
-        stack.callback(job.end)
-        job.start()
+        checkpoints = folder / "checkpoints"
+
+        def program(disk: Path) -> list[str]:
+            return [str(RANK), str(folder), kind, str(size // WORLD_SIZE), str(disk)]
+
+        backend = "c10d" if kind == "c10d" else "muster"
+        nodes = Nodes(folder, backend, endpoint, NODES, PER_NODE, program)
+        stack.callback(nodes.end)
+        nodes.start()
         time.sleep(1.0)  # Its store, if there is one, is on the first node.
         for _ in range(NODES - 1):
-            job.start()
-        if not wait(job, lambda: len(job.ranks()) >= WORLD_SIZE):
-            raise RuntimeError(f"{kind} does not train: {(folder / 'agent-0.log').read_text()[-2000:]}")
-        job.start()  # The spare stands by.
-        if not wait(job, lambda: is_saved(job, coordinator, 2 * EVERY)):
-            raise RuntimeError(f"{kind} does not save: {(folder / 'agent-0.log').read_text()[-2000:]}")
-        last = max(rank.steps[-1][1] for rank in job.ranks())
+            nodes.start()
+        if not nodes.wait(lambda: len(ranks(folder)) >= WORLD_SIZE):
+            raise RuntimeError(f"{kind} does not train: {nodes.last_words()}")
+        nodes.start()  # The spare stands by.
+        if not nodes.wait(lambda: is_saved(kind, checkpoints, coordinator, 2 * EVERY)):
+            raise RuntimeError(f"{kind} does not save: {nodes.last_words()}")
+        last = max(rank.steps[-1][1] for rank in ranks(folder))
         read_before, _ = slow_bucket.transferred()
         at, at_wall = time.monotonic(), time.time()
-        job.lose(NODES - 1)
+        nodes.lose(NODES - 1)
 
         def trains() -> bool:
-            ranks = job.ranks(at)
-            return len([rank for rank in ranks if rank.steps]) >= WORLD_SIZE
+            return len([rank for rank in ranks(folder, at) if rank.steps]) >= WORLD_SIZE
 
-        if not wait(job, trains, lost=NODES - 1):
+        if not nodes.wait(trains, lost=NODES - 1):
             return Recovery()
-        ranks = job.ranks(at)[-WORLD_SIZE:]
+        found = ranks(folder, at)[-WORLD_SIZE:]
         gone, complete = (
             [wall(line) - at_wall for line in coordinator.log(event)] if coordinator is not None else []
             for event in ("node.gone", "round.completed")
@@ -202,10 +132,10 @@ def recover(kind: str, size: int) -> Recovery:
         return Recovery(
             gone[0] if gone else None,
             complete[-1] if complete else None,
-            max(rank.started for rank in ranks) - at,
-            max(rank.loaded[1] - rank.loaded[0] for rank in ranks),
-            max(rank.steps[0][0] for rank in ranks) - at,
-            last - min(rank.resumed for rank in ranks),
+            max(rank.started for rank in found) - at,
+            max(rank.loaded[1] - rank.loaded[0] for rank in found),
+            max(rank.steps[0][0] for rank in found) - at,
+            last - min(rank.resumed for rank in found),
             slow_bucket.transferred()[0] - read_before,
         )
 

@@ -12,6 +12,7 @@ from muster.worker.errors import error_for
 from muster.worker.groups.pending import EarlyWarning
 from muster.worker.groups.voting import VotingBarrier
 from muster.worker.groups.write_report import WriteReport
+from tests.support.saves.open_files import open_files
 
 
 class FakeBarrier(VotingBarrier):
@@ -121,20 +122,10 @@ def no_file_left() -> Iterator[None]:
 
     Others may open and close what they need meanwhile, as gRPC's threads do.
     """
-    before = _open_files()
+    kinds = ("pipe:", "anon_inode:[pidfd]")
+    before = open_files(*kinds)
     yield
-    assert _open_files() - before == set()
-
-
-def _open_files() -> set[tuple[int, str]]:
-    """The numbers of this process's pipes and handles of processes, and what each stands for."""
-    found: set[tuple[int, str]] = set()
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        with suppress(FileNotFoundError):  # The list's own, or one that is just closed.
-            name = str(entry.readlink())
-            if name.startswith(("pipe:", "anon_inode:[pidfd]")):
-                found.add((int(entry.name), name))
-    return found
+    assert open_files(*kinds) - before == set()
 
 
 @contextmanager

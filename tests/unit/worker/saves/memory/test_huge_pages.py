@@ -1,6 +1,7 @@
 """The memory of a state, in huge pages: which, when, and that nothing of it changes."""
 
 import errno
+import mmap
 import os
 import threading
 from dataclasses import dataclass
@@ -219,7 +220,9 @@ def test_memory_is_the_same_afterwards_while_training_changes_it():
 
 
 def test_the_kernel_moves_it_or_says_why_not():
-    weight = torch.ones(16 * 2**20 // 4)
+    # Memory of an allocator's may be in several mappings, and no huge page reaches from one into another.
+    memory = mmap.mmap(-1, 16 * 2**20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    weight = torch.frombuffer(memory, dtype=torch.float32).fill_(1)
     (stretch,) = stretches_of([weight], HUGE)
     problem = collapse(stretch.start, stretch.end - stretch.start)
     release = tuple(map(int, os.uname().release.split(".")[:2]))

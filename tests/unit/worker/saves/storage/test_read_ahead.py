@@ -1,7 +1,7 @@
 """Items come in order, at most so many are read before they are asked for, and an error reaches who asks."""
 
 from collections.abc import Iterator
-from threading import Event
+from threading import Barrier, Event
 
 import pytest
 
@@ -57,6 +57,16 @@ def test_at_most_so_many_bytes_are_read_ahead():
             # One item is in use, and two of 40 bytes are within the bound of 100.
             assert len(disk.read) <= number + 3
     assert len(disk.buffers) <= 3
+
+
+def test_two_items_are_read_at_the_same_time():
+    both = Barrier(2, timeout=PATIENCE)
+
+    def read(item: tuple[int, int], buffer: memoryview) -> None:
+        both.wait()
+
+    with ReadAhead(enumerate([40] * 4), lambda item: item[1], read).start() as items:
+        assert len(drain(items)) == 4
 
 
 def test_item_beyond_the_bound_is_read_alone():

@@ -26,6 +26,7 @@ from muster.worker.saves.writers.child import wait_readable
 from muster.worker.saves.writers.priority import Priority
 from muster.worker.transport.fork_guard import HANDLERS
 from tests.support.saves.fake_barrier import FakeBarrier, no_child_left, no_file_left, state_of
+from tests.support.saves.open_files import open_files
 
 
 @pytest.fixture(scope="module")
@@ -255,10 +256,6 @@ def test_no_file_descriptor_is_left():
         ForkCaller().start(AsyncRequest(fail, ("exit",), [])).wait(PATIENCE)
 
 
-def open_files() -> set[str]:
-    return {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
-
-
 def test_no_request_waits_for_a_worker_that_is_busy(persistent: PersistentCaller, tmp_path: Path):
     """A pipe has room for 200 KiB."""
     gate = tmp_path / "gate"
@@ -305,7 +302,8 @@ def test_names_of_one_tensor_stay_one_in_a_worker(persistent: PersistentCaller, 
 def test_killed_worker_leaves_no_descriptors_of_unread_requests():
     caller = PersistentCaller()
     assert caller.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
-    before = open_files()
+    kinds = ("pipe:", "anon_inode:[pidfd]", "/memfd:")
+    before = open_files(*kinds)
     first = caller.start(AsyncRequest(fail, ("hang",), []))
     writes = [caller.start(AsyncRequest(torch.numel, (torch.ones(9),), [])) for _ in range(5)]
     first.abort("given up")
@@ -313,7 +311,7 @@ def test_killed_worker_leaves_no_descriptors_of_unread_requests():
     caller._buffers._free.clear()
     caller.close()
     del first, writes
-    assert open_files() <= before
+    assert open_files(*kinds) <= before
 
 
 def test_signals_to_the_group_do_not_end_a_starting_worker(monkeypatch: pytest.MonkeyPatch):

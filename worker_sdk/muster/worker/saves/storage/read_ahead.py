@@ -1,4 +1,4 @@
-"""Reads the items of a checkpoint on another thread, before they are asked for."""
+"""Reads the items of a checkpoint on other threads, before they are asked for."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +11,8 @@ W = TypeVar("W")
 
 AHEAD = 64 * 2**20
 """Bytes that are read before they are asked for, at most; at least one item."""
+READERS = 2
+"""Threads that read: one reads an item while the other computes the digest of the item before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class ReadAhead(Generic[W]):
     Args:
         wanted: the items.
         length: returns an item's length in bytes.
-        read: fills a buffer with an item. Another thread calls it.
+        read: fills a buffer with an item. Several threads call it.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class ReadAhead(Generic[W]):
             The items and their bytes, which are valid until the next item is asked for. The iterator raises
             what ``read`` raises.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="muster-load") as pool:
+        with ThreadPoolExecutor(READERS, thread_name_prefix="muster-load") as pool:
             try:
                 yield self._items(pool)
             finally:

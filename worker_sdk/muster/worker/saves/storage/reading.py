@@ -72,7 +72,7 @@ def open_checkpoint(made: Committed, source: Source, *, verify: bool, sizes: boo
 class ItemReader(FileSystemReader):
     """Reads a checkpoint as torch's ``FileSystemReader`` does, from verified items.
 
-    A thread reads and verifies the next items while the current one is loaded.
+    Threads read and verify the next items while the current one is loaded.
 
     Args:
         path: the checkpoint.

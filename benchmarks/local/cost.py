@@ -1,8 +1,9 @@
 """What copies on another node cost the training thread: ``python -m benchmarks.local.cost``.
 
 Two nodes of one rank train, and save 1 GiB together to their nodes, with and without copies on the other
-node. Measured: how long a save stops the training thread; and how fast training is while copies are made,
-beside the time in which no save is under way.
+node. Measured: how long a save stops the training thread; and how fast training is while parts are written,
+and in the 2 s after that, in which the copies are made. The latter are beside the speed while no save is
+under way.
 """
 
 import argparse
@@ -21,6 +22,8 @@ RANK = Path(__file__).parent.parent / "processes" / "copied_rank.py"
 NODES = 2
 QUIET = 3.0
 """Seconds before a save that count as training alone."""
+AFTER = 2.0
+"""Seconds after a save in which copies are made."""
 
 Span = tuple[float, float]
 
@@ -75,8 +78,8 @@ class Cost:
     """Seconds from LOCAL to REPLICATED."""
     writing: list[float] = field(default_factory=list)
     """Training's speed from the save to LOCAL, beside the speed alone."""
-    pushing: list[float] = field(default_factory=list)
-    """The same, from LOCAL to REPLICATED."""
+    after: list[float] = field(default_factory=list)
+    """The same, for ``AFTER`` from LOCAL on."""
 
 
 def measure(replicas: int, work: str, size: int, repeats: int) -> Cost:
@@ -112,13 +115,12 @@ def measure(replicas: int, work: str, size: int, repeats: int) -> Cost:
                 began = rank.began[step]
                 alone = rank.speed((began - QUIET, began))
                 assert alone is not None
-                windows = [(cost.writing, (began, local))]
-                if replicas:
-                    windows.append((cost.pushing, (local, copied[step])))
-                    cost.copying.append(copied[step] - local)
+                windows = ((cost.writing, (began, local)), (cost.after, (local, local + AFTER)))
                 for speeds, during in windows:
                     if (speed := rank.speed(during)) is not None:
                         speeds.append(speed / alone)
+                if replicas:
+                    cost.copying.append(copied[step] - local)
     return cost
 
 
@@ -136,7 +138,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="of all parts together")
     arguments = parser.parse_args()
     print(describe_machine(Path(tempfile.gettempdir())))
-    print("| A step | Copies | Stall of a save | Copying | Speed while writing | Speed while copying |")
+    print("| A step | Copies | Stall of a save | Copying | Speed while writing | Speed after that |")
     print("|-|-|-|-|-|-|")
     for work in ("waits", "computes"):
         for replicas in (0, 1):
@@ -145,7 +147,7 @@ def main() -> None:
                 shown([1000 * one for one in cost.stalls], " ms"),
                 shown(cost.copying, " s") if replicas else "–",
                 shown(cost.writing, " ×"),
-                shown(cost.pushing, " ×"),
+                shown(cost.after, " ×"),
             ]
             print(f"| {work} | {replicas} | {' | '.join(cells)} |", flush=True)
 

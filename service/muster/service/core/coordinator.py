@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from muster.service.core.barriers import observations
 from muster.service.core.barriers.group import Group
+from muster.service.core.barriers.payload_total import PayloadTotal
 from muster.service.core.barriers.refusals import not_joined
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.local.tier import LocalTier
@@ -20,6 +21,7 @@ from muster.service.core.rendezvous.rendezvous import Rendezvous
 from muster.service.core.restoring import restore_runs
 from muster.service.core.retention.reaper import RunReaper, forgotten
 from muster.service.core.retention.retention import FOR_EVER, Retention
+from muster.service.core.retention.unused_payloads import UnusedPayloads
 from muster.service.core.run import Run
 from muster.service.core.save_requests import SaveRequests
 from muster.service.core.saves import saving
@@ -111,9 +113,8 @@ class Coordinator:
         self._timers: Timers[Group | Process | Rendezvous | Saving | Waiter | LocalTier] = Timers()
         self.stored = ByteTotal()
         """Bytes in the stores of all runs."""
-        self.gathered = ByteTotal()
-        """Payload bytes in the open barriers and kept decisions of all runs."""
         self.reaper = RunReaper(self.runs, retention, session_ttl)
+        self.gathered = PayloadTotal(UnusedPayloads(self.runs, self.reaper).drop)
         self._checks = Checks(self.limits)
         self._registry = Registry(
             self.runs, self.limits, self._timers, self.stored, self.gathered, self.reaper
@@ -333,7 +334,6 @@ class Coordinator:
             refused = Refused(refusal, event.prefix, event.sequence)
             self.sessions.refuse(event.session, refused, ranks, effects)
             return
-        self._registry.make_room_for_payloads(event.arrivals, now, effects)
         for arrival in event.arrivals:
             try:
                 process = self.sessions.process(session, arrival.rank)

@@ -1,8 +1,7 @@
 """Which runs are known, and how a run is created. ``retention/reaper.py`` removes them."""
 
-from collections.abc import Iterable
-
 from muster.service.core.barriers.group import Group
+from muster.service.core.barriers.payload_total import PayloadTotal
 from muster.service.core.local.tier import LocalTier
 from muster.service.core.membership.process import Process
 from muster.service.core.rendezvous.rendezvous import Rendezvous
@@ -13,7 +12,6 @@ from muster.service.core.store import Waiter
 from muster.service.core.timers import Timers
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Effects
-from muster.service.core.vocabulary.events import Arrival
 from muster.service.core.vocabulary.limits import ByteTotal, Limits
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Reason, Refusal, limit_exceeded
@@ -37,7 +35,7 @@ class Registry:
         limits: Limits,
         timers: Timers[Group | Process | Rendezvous | Saving | Waiter | LocalTier],
         stored: ByteTotal,
-        gathered: ByteTotal,
+        gathered: PayloadTotal,
         reaper: RunReaper,
     ) -> None:
         self._runs = runs
@@ -60,13 +58,6 @@ class Registry:
                 most,
                 f"{known} runs are known already, and none has been closed and out of use for ten minutes",
             )
-
-    def make_room_for_payloads(self, arrivals: Iterable[Arrival], now: Instant, effects: Effects) -> None:
-        """Drop the payloads of unused runs, as far as those of these arrivals need their room."""
-        more = sum(len(arrival.payload) for arrival in arrivals)
-        missing = self._gathered.bytes + more - self._limits.total_gather_bytes(self._limits.max_gather_bytes)
-        if more and missing > 0:
-            self._reaper.drop_payloads(missing, now, effects)
 
     def find(self, run_id: str, generation: int, now: Instant) -> Run:
         """Return the run of this id, or a new one that is not registered yet."""

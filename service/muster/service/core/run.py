@@ -4,6 +4,7 @@ import math
 
 from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.group import Group
+from muster.service.core.barriers.payload_total import PayloadTotal
 from muster.service.core.local.tier import LocalTier
 from muster.service.core.membership import refusals
 from muster.service.core.membership.process import SUCCESSION_WINDOW, VERBS, Process, audience
@@ -50,7 +51,7 @@ class Run:
         generation: int,
         active: Instant,
         stored: ByteTotal,
-        gathered: ByteTotal,
+        gathered: PayloadTotal,
     ) -> None:
         self.run_id = run_id
         self.last_used = active

@@ -119,10 +119,16 @@ class SaveRequests:
             return True
         if run.roster.deserted and not len(run.rendezvous):
             raise refusals.no_members(run.run_id)
-        if ask.known is not None and run.rendezvous.restarts:
-            # The signal is of the agent, which restarts its workers for other nodes or after an eviction.
+        if ask.known is not None and _restarts_workers(run, now):
+            # The signal is the agent's, which restarts its workers for other nodes, or without lost ones.
             ask = replace(ask, stop=False)
         return run.saving.request(ask, run.stopping.coming_generation, now, effects)
+
+
+def _restarts_workers(run: Run, now: Instant) -> bool:
+    """Return whether agents may be ending workers of a run now to start them again."""
+    after_loss = run.closed is None and run.rendezvous.losses.agents_restart(now.monotonic)
+    return run.rendezvous.restarts or after_loss
 
 
 def _newest(run: Run) -> Save:

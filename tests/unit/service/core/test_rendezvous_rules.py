@@ -243,9 +243,9 @@ class Job(RuleBasedStateMachine):
         for agent in here:
             if agent.place is not None:
                 assert agent.waiting == waiting, "the latest count is told in the end"
-                assert agent.lost in (0, len(rendezvous._losses))
+                assert agent.lost in (0, len(rendezvous.losses))
                 enough = rendezvous.count(NodeStanding.PARTICIPANT) + waiting >= world.settings.min_nodes
-                assert bool(agent.lost) == (enough and len(rendezvous._losses) > 0)
+                assert bool(agent.lost) == (enough and len(rendezvous.losses) > 0)
 
 
 TestJob = pytest.mark.timeout(600)(Job.TestCase)  # a failure takes minutes to be made small

@@ -46,6 +46,15 @@ def test_closing_node_learns_that_the_run_was_stopped(node: NodeMembership, wire
     assert not node.closed
 
 
+def test_nodes_that_wait_or_are_lost_do_not_interrupt_a_stopped_round(node: NodeMembership, wire: Wire):
+    stream = in_round(node, wire)
+    stream.push(nodes_waiting=pb.NodesWaiting(count=1, lost=2))
+    until(lambda: node.nodes_waiting == 1)
+    stream.push(stopped=pb.RoundStopped(stopped=STOPPED))
+    until(lambda: node.stopped)
+    until(lambda: (node.nodes_waiting, node.nodes_lost) == (0, 0))
+
+
 def test_node_forgets_the_stop_of_a_run_that_was_closed(node: NodeMembership, wire: Wire):
     in_round(node, wire).push(stopped=pb.RoundStopped(stopped=STOPPED))
     until(lambda: node.stopped)

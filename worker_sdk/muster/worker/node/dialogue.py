@@ -182,6 +182,8 @@ class JoinDialogue:
                 self.stopped = stopped_from_pb(response.stopped.stopped)
                 logger.info("run %s was %s", self.config.run_id, self.stopped)
             self.nodes_gone = response.stopped.nodes_gone
+            # A stopped round ends by itself: its agents do not restart their workers.
+            self.waiting = self.lost = 0
         elif kind == "closed":
             self.closed = closed_from_pb(response.closed)
             logger.info("run %s was closed by %s", self.config.run_id, self.closed)

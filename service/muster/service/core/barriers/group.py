@@ -20,6 +20,7 @@ from muster.service.core.barriers.barrier import OpenBarrier
 from muster.service.core.barriers.checkpoints import Checkpoints
 from muster.service.core.barriers.missing import missing_rank, process_to_name
 from muster.service.core.barriers.owners import RankOwner
+from muster.service.core.barriers.payload_total import PayloadTotal
 from muster.service.core.barriers.positions import Positions
 from muster.service.core.elapsed import elapsed
 from muster.service.core.membership.process import Process, answer, audience
@@ -28,7 +29,7 @@ from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Delivery, Effects, ProbeRequest, Progress, Refused
 from muster.service.core.vocabulary.events import Arrival
-from muster.service.core.vocabulary.limits import ByteTotal, Limits
+from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Failure, Instant, MissingRank, Outcome, Shape
 from muster.service.core.vocabulary.records import GroupRecord
 from muster.service.core.vocabulary.refusal import limit_exceeded
@@ -58,7 +59,7 @@ class Group(Positions):
         limits: Limits,
         timers: "WakeUps[Group]",
         checkpoints: Checkpoints,
-        gathered: ByteTotal,
+        gathered: PayloadTotal,
         generation: int,
         first_sequence: int = 0,
     ) -> None:
@@ -77,6 +78,11 @@ class Group(Positions):
     def drop_payloads(self, effects: Effects) -> int:
         """Drop the payloads of all releases, to make room. Returns how many bytes that frees."""
         return self._history.drop_payloads(effects)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload bytes of the open barrier and the kept decisions."""
+        return self._history.bytes
 
     # ------------------------------------------------------------------ membership
 
@@ -299,6 +305,9 @@ class Group(Positions):
         assert barrier is not None
         failure = arrival.failure
         if failure is None and more:
+            if barrier.payload_bytes <= self._limits.max_gather_bytes:
+                limit = self._limits.total_gather_bytes(barrier.payload_bytes)
+                self._gathered.reduce(limit, now, effects)
             overflow = refusals.payload_overflow(self.prefix, barrier, self._gathered.bytes, self._limits)
             failure = overflow.message if overflow is not None else None
         if failure is not None:

@@ -25,7 +25,7 @@ class DecisionHistory:
         self._prefix = prefix
         self._limits = limits
         self._gathered = gathered
-        self._bytes = 0
+        self.bytes = 0
         """Payload bytes of the group: of the open barrier and of the kept decisions."""
 
     def oldest(self, next_sequence: int) -> int:
@@ -39,12 +39,12 @@ class DecisionHistory:
 
     def count_bytes(self, more: int) -> None:
         """Add to the payload bytes that the group holds, or subtract if ``more`` is negative."""
-        self._bytes += more
+        self.bytes += more
         self._gathered.bytes += more
 
     def release_bytes(self) -> None:
         """Subtract all bytes of this group from the total, because the run was removed."""
-        self.count_bytes(-self._bytes)
+        self.count_bytes(-self.bytes)
 
     def trim_heard(self, start: int, sequence: int, next_sequence: int, effects: Effects) -> None:
         """Trim the decisions from ``start`` to before ``sequence``, which every rank has heard.
@@ -72,7 +72,7 @@ class DecisionHistory:
     def drop_payloads(self, effects: Effects) -> int:
         """Drop the payloads of all kept decisions. Returns how many bytes that frees."""
         freed = 0
-        if not self._bytes:
+        if not self.bytes:
             return freed
         for sequence, decision in self.decisions.items():
             if decision.payloads:

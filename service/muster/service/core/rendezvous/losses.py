@@ -1,7 +1,13 @@
 """The nodes that a complete round has lost: their connections ended, and they did not come back in time."""
 
+import math
+
 from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.records import ForgetParticipant, ParticipantRecord
+
+RESTART_TIME = 60.0
+"""Seconds within which agents that hear of a loss have ended their workers. They look at every
+``--monitor-interval``, and kill what has not ended 30 s after SIGTERM."""
 
 
 class Losses:
@@ -14,9 +20,23 @@ class Losses:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._incarnations: list[str] = []
+        self._told_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._incarnations)
+
+    def tell(self, count: int, now: float) -> None:
+        """Record that agents are told of so many losses.
+
+        Args:
+            count: 0: they are not to restart.
+            now: the time, on the monotonic clock.
+        """
+        self._told_at = now if count else -math.inf
+
+    def agents_restart(self, now: float) -> bool:
+        """Whether agents that were told of a loss may be ending their workers now."""
+        return now < self._told_at + RESTART_TIME
 
     def restore(self, record: ParticipantRecord) -> None:
         """Restore a lost node."""
@@ -31,3 +51,4 @@ class Losses:
         """Forget all of them, because the round ended."""
         effects.records.extend(ForgetParticipant(self._run_id, one) for one in self._incarnations)
         self._incarnations.clear()
+        self._told_at = -math.inf

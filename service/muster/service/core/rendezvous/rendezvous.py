@@ -77,7 +77,7 @@ class Rendezvous:
         """The lowest number that the next round may have."""
         self._last_call: float | None = None
         """When the last call ends, on the monotonic clock; None: fewer than ``min_nodes`` are there."""
-        self._losses = Losses(run_id)
+        self.losses = Losses(run_id)
         self._announced = (0, 0)
         self._announced_at = float("-inf")
         self.stopped: Stopped | None = None
@@ -123,13 +123,13 @@ class Rendezvous:
 
     @property
     def restarts(self) -> bool:
-        """Whether agents restart their workers, for waiting nodes, or without evicted or lost ones.
+        """Whether agents restart their workers, for waiting nodes, or without evicted ones.
 
         While a later round forms, only workers of the past round are left, and their agents end them.
         """
         if not self.complete:
             return len(self.rounds) > 0
-        return self.stopped is None and (any(self._announced) or self.evictions.count(self.round) > 0)
+        return self.stopped is None and (self._announced[0] > 0 or self.evictions.count(self.round) > 0)
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -305,7 +305,7 @@ class Rendezvous:
         del self._places.of(node.standing)[node.info.incarnation]
         if self.complete and node.standing is NodeStanding.PARTICIPANT:
             if lost:
-                self._losses.add(node.record(self.run_id, lost=True), effects)
+                self.losses.add(node.record(self.run_id, lost=True), effects)
             else:
                 effects.records.append(ForgetParticipant(self.run_id, node.info.incarnation))
 
@@ -354,7 +354,7 @@ class Rendezvous:
         self.stopped = None
         self.round = max(self.round + 1, self._min_round)
         self._last_call = None
-        self._losses.end_round(effects)
+        self.losses.end_round(effects)
         self._announced = (0, 0)
         assert self.settings is not None
         comers = self.of(NodeStanding.WAITING) + self.of(NodeStanding.REDUNDANT)
@@ -441,6 +441,7 @@ class Rendezvous:
             return
         self._announced_at = now.monotonic
         self._tell_count(effects)
+        self.losses.tell(self._announced[1], now.monotonic)
 
     @property
     def _count(self) -> tuple[int, int]:
@@ -454,7 +455,7 @@ class Rendezvous:
             return self.rounds[-1].world_size - len(places.participants), 0
         enough = agreed is not None and len(places.participants) + len(places.waiting) >= agreed.min_nodes
         waiting = len(places.waiting) + self.evictions.count(self.round)
-        return waiting, len(self._losses) if enough else 0
+        return waiting, len(self.losses) if enough else 0
 
     def _tell_count(self, effects: Effects) -> None:
         self._announced = self._count
@@ -480,7 +481,7 @@ class Rendezvous:
         self.round = self.rounds[-1].round
         for record in sorted(participants, key=lambda record: record.rank):
             if record.lost:
-                self._losses.restore(record)
+                self.losses.restore(record)
                 continue
             self._arrivals += 1
             asked, at = (record.node, record.attempt, record.settings), now.monotonic

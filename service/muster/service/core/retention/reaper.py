@@ -99,26 +99,15 @@ class RunReaper:
         The run is closed and has a retention time. It was unused for ``USE_RECORD_INTERVAL``, so that clients
         could reconnect after a restart, and clients that call now and then did call.
         """
-        return run.closed is not None and self._retention.closed > 0 and self._is_unused(run, now)
+        unused = not run.in_use and self.unused_from(run) <= now.monotonic
+        return run.closed is not None and self._retention.closed > 0 and unused
 
-    def _is_unused(self, run: Run, now: Instant) -> bool:
-        """Whether nobody has used the run for ``USE_RECORD_INTERVAL``, and all clients could reconnect."""
-        unused = now.monotonic - max(run.last_used.monotonic, self._serving_since)
-        return unused >= USE_RECORD_INTERVAL and not run.in_use
+    def unused_from(self, run: Run) -> float:
+        """Return from when a run counts as unused, on the monotonic clock, if nobody uses it.
 
-    def drop_payloads(self, needed: int, now: Instant, effects: Effects) -> None:
-        """Drop payloads of unused runs, of the one that was unused for longest first.
-
-        Args:
-            needed: the bytes to free, above 0. Fewer are freed if unused runs do not have so many.
-            now: the current time.
-            effects: receives the changed decisions.
+        That is ``USE_RECORD_INTERVAL`` after its last use. After a restart, all clients could reconnect.
         """
-        unused = (run for run in self._runs.values() if self._is_unused(run, now))
-        for run in sorted(unused, key=lambda run: run.last_used.monotonic):
-            needed -= sum(group.drop_payloads(effects) for group in run.groups.values())
-            if needed <= 0:
-                return
+        return max(run.last_used.monotonic, self._serving_since) + USE_RECORD_INTERVAL
 
     def check_unused(self, run: Run, now: Instant) -> None:
         """Refuse to remove a run that is in use, or may be: after a restart, clients need time to reconnect.

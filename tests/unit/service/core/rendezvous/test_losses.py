@@ -2,7 +2,9 @@
 
 import pytest
 
-from muster.service.core.vocabulary.events import LeaveRendezvous
+from muster.service.core.rendezvous.losses import RESTART_TIME
+from muster.service.core.vocabulary.events import LeaveRendezvous, RequestSave
+from muster.service.core.vocabulary.model import Save
 from muster.service.core.vocabulary.records import ParticipantRecord
 from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, Agent, RendezvousWorld, nodes
 
@@ -22,7 +24,6 @@ def test_round_that_lost_a_node_goes_on_without_it():
     assert (a.lost, b.lost) == (0, 0)
     world.wait(KEEP_ALIVE)
     assert (a.lost, b.lost, a.waiting) == (1, 1, 0)
-    assert world.rendezvous.restarts, "signals by which agents end their workers do not stop the run"
     a.join()
     b.join()
     assert (a.lost, b.lost) == (0, 0)
@@ -30,6 +31,30 @@ def test_round_that_lost_a_node_goes_on_without_it():
     assert world.ranks_of(a, b) == [0, 1]
     assert (a.lost, b.lost) == (0, 0)
     assert len([record for record in world.disk.records() if isinstance(record, ParticipantRecord)]) == 2
+
+
+def signalled(world: RendezvousWorld, agent: Agent) -> Save:
+    """A rank gets a signal."""
+    world.do(RequestSave(world.new_session(), agent.run, True, "rank 0", "SIGTERM", known=0))
+    save = world.coordinator.runs[agent.run].saving.save
+    assert save is not None
+    return save
+
+
+@pytest.mark.parametrize(
+    ("passed", "closed", "stops"),
+    [(1.0, False, False), (RESTART_TIME, False, True), (1.0, True, True)],
+    ids=["agents restart", "agents did not restart", "closed run"],
+)
+def test_signal_stops_the_run_unless_agents_restart_their_workers(passed: float, closed: bool, stops: bool):
+    world = RendezvousWorld()
+    a, _, lost = complete(world, 2, 3)
+    lost.lose_stream()
+    world.wait(KEEP_ALIVE)
+    if closed:
+        world.close()
+    world.wait(passed)
+    assert signalled(world, a).stop is stops
 
 
 def test_round_that_is_too_small_without_the_lost_node_waits_for_another():

@@ -1,16 +1,22 @@
 """Payloads of unused runs make room for those of other runs, and of no others."""
 
+from dataclasses import replace
+
 import pytest
 
 from muster.service.core.retention.retention import USE_RECORD_INTERVAL
+from muster.service.core.retention.unused_payloads import UnusedPayloads
+from muster.service.core.run import Run
+from muster.service.core.saves import saving
+from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.limits import Limits
-from muster.service.core.vocabulary.model import Outcome
+from muster.service.core.vocabulary.model import Instant, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.world.core_client import CKPT, Client
 from tests.support.world.core_world import TTL, World
 
 MOST = Limits(max_total_gather_bytes=800)
-"""Seven eighths of it are for barriers of any size."""
+"""Barriers of any size share the first seven eighths; these small ones may have all."""
 
 
 def release(world: World, run: str, payload: bytes) -> Client:
@@ -36,9 +42,9 @@ def test_runs_that_are_unused_for_long_make_room_oldest_first():
     world = World(1, limits=MOST)
     fill(world)
     world.wait(USE_RECORD_INTERVAL)
-    release(world, "job", b"x" * 10)
-    assert (kept(world, "old"), kept(world, "newer"), kept(world, "job")) == (0, 350, 10)
-    assert world.coordinator.gathered.bytes == 360
+    release(world, "job", b"x" * 101)
+    assert (kept(world, "old"), kept(world, "newer"), kept(world, "job")) == (0, 350, 101)
+    assert world.coordinator.gathered.bytes == 451
     old = world.group(run="old").decisions[0]
     assert (old.outcome, old.payloads_dropped) == (Outcome.RELEASED, True)
     world.assert_good()
@@ -48,10 +54,73 @@ def test_payloads_stay_while_there_is_room():
     world = World(1, limits=MOST)
     fill(world)
     world.wait(USE_RECORD_INTERVAL)
-    client = world.start(0, run="job")
-    client.arrive()
-    assert client.outcomes == [Outcome.RELEASED]
+    release(world, "job", b"x" * 100)
     assert (kept(world, "old"), kept(world, "newer")) == (350, 350)
+
+
+@pytest.mark.parametrize("how", ["too large", "ahead", "decided before", "arrived before"])
+def test_arrival_that_adds_no_payload_drops_none(how: str):
+    world = World(2, limits=replace(MOST, max_payload_bytes=500))
+    for run in ("old", "newer"):
+        for rank in range(2):
+            world.start(rank, run=run).arrive(payload=b"x" * 175)
+    for client in world.clients:
+        client.goodbye()
+    world.wait(USE_RECORD_INTERVAL + 1.0)
+    zero, one = (world.start(rank, run="job") for rank in range(2))
+    for client in (zero, one):
+        client.arrive()
+    sequence = {"too large": 1, "ahead": 7, "decided before": 0, "arrived before": 1}[how]
+    if how == "arrived before":
+        zero.arrive()
+    payload = b"x" * (501 if how == "too large" else 450)
+    world.do(Arrive(zero.session, CKPT, sequence, 300.0, (Arrival(0, payload=payload),)))
+    assert (kept(world, "old"), kept(world, "newer")) == (350, 350)
+
+
+def test_nothing_is_dropped_that_does_not_make_enough_room():
+    world = World(1, limits=MOST)
+    release(world, "old", b"x" * 350).goodbye()
+    world.wait(USE_RECORD_INTERVAL)
+    release(world, "used", b"x" * 350)
+    client = world.start(0, run="job")
+    client.arrive(payload=b"x" * 451)
+    assert client.outcomes == [Outcome.ABORTED]
+    assert (kept(world, "old"), kept(world, "used")) == (350, 350)
+
+
+def test_runs_are_not_counted_again_before_another_may_be_unused(monkeypatch: pytest.MonkeyPatch):
+    world = World(1, limits=MOST)
+    fill(world)
+    count, counted = UnusedPayloads._count, []
+
+    def counting(self: UnusedPayloads, now: Instant) -> list[Run]:
+        counted.append(now)
+        return count(self, now)
+
+    monkeypatch.setattr(UnusedPayloads, "_count", counting)
+    client = world.start(0, run="job")
+    for _ in range(3):
+        client.arrive(payload=b"x" * 101)
+        world.wait(1.0)
+    assert client.outcomes == [Outcome.ABORTED] * 3
+    assert len(counted) == 1
+    world.wait(USE_RECORD_INTERVAL)
+    client.arrive(payload=b"x" * 101)
+    assert client.outcomes[-1] is Outcome.RELEASED
+    assert (kept(world, "old"), kept(world, "newer")) == (0, 350)
+
+
+def test_votes_about_saves_are_kept():
+    world = World(1, limits=MOST)
+    client = world.start(0, run="old")
+    client.arrive(saving.PREFIX, payload=b"x" * 10)
+    client.goodbye()
+    release(world, "older", b"x" * 690).goodbye()
+    world.wait(2 * USE_RECORD_INTERVAL)
+    release(world, "job", b"x" * 101)
+    (vote,) = world.group(saving.PREFIX, run="old").decisions.values()
+    assert vote.payload_bytes == 10
 
 
 @pytest.mark.parametrize("how", ["connected", "just left", "coordinator just began"])
@@ -82,7 +151,7 @@ def test_rank_does_not_hear_a_release_after_its_payloads_were_dropped(restart: b
     one.goodbye()
     world.wait(TTL + 2 * USE_RECORD_INTERVAL)
     for client in [world.start(rank, run="job") for rank in range(2)]:
-        client.arrive(payload=b"x" * 10)
+        client.arrive(payload=b"x" * 60)
     assert kept(world, "old") == 0
     if restart:
         world.crash()

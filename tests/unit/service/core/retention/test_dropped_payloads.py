@@ -74,6 +74,7 @@ def test_arrival_that_adds_no_payload_drops_none(how: str):
     if how == "arrived before":
         zero.arrive()
     payload = b"x" * (501 if how == "too large" else 450)
+    assert zero.session is not None
     world.do(Arrive(zero.session, CKPT, sequence, 300.0, (Arrival(0, payload=payload),)))
     assert (kept(world, "old"), kept(world, "newer")) == (350, 350)
 

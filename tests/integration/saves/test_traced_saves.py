@@ -19,7 +19,7 @@ from tests.support.otlp_receiver import attributes, receiver
 ROOT = Path(__file__).resolve().parents[3]
 WORLD = 2
 SAVED = ["saved 1 [1]", "saved 2 [2]"]
-PHASES = ("save", "stage", "fork", "write", "vote", "commit", "finalize")
+PHASES = ("save", "stage", "plan", "fork", "write", "vote", "commit", "finalize")
 
 
 def train(folder: Path, coordinator: Coordinator, environment: Mapping[str, str]) -> float:
@@ -62,6 +62,7 @@ def test_spans_of_all_ranks_and_the_coordinator_meet_in_the_saves_trace(tmp_path
             train(tmp_path, coordinator, environment)
             assert coordinator.stop() == 0
         spans = received.spans()
+    assert [attributes(one)["muster.epoch"] for _, one in spans if one.name == "start"] == [1]
     (prefix,) = {str(attributes(one)["muster.prefix"]) for _, one in spans if one.name == "save"}
     for sequence in (0, 1):
         trace = barrier_trace("job1", prefix, sequence).to_bytes(16, "big")

@@ -74,8 +74,10 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
     config, security, metrics, stop = context.config, context.security, context.metrics, context.stop
     log = structlog.get_logger()
     observers: list[Observer] = [EventLog(), metrics]
-    if context.spans is not None:
-        observers.append(Traces(context.spans, lambda: context.clock.now().wall))
+    traces = None if context.spans is None else Traces(context.spans, lambda: context.clock.now().wall)
+    if traces is not None:
+        observers.append(traces)
+    began = context.clock.now().wall
     driver = Driver(
         engine,
         clock=context.clock,
@@ -120,11 +122,14 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
         upkeep: asyncio.Task[None] | None = None
         try:
             await hooks.before_serving()
+            state_read = context.clock.now().wall
             port = await start_rpc(rpc.server, config.listen, security)
             upkeep = asyncio.create_task(keep_bounded(config.security, port))
             http = await start_site(site, config, security)
             await hooks.on_serving()
             driver.serve()
+            if traces is not None:
+                traces.serving(driver.coordinator.epoch, began, state_read)
             warn_if_open(config)
             log.info(
                 "serving",

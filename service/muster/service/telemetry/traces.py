@@ -1,10 +1,11 @@
 """Spans of what the coordinator decides, for OpenTelemetry."""
 
+import secrets
 from collections.abc import Callable
 from typing import Protocol
 
 from muster.client.spans import Attribute, Span
-from muster.client.trace_ids import barrier_trace, round_trace, span_id
+from muster.client.trace_ids import TRACE_BYTES, barrier_trace, round_trace, span_id
 from muster.service.core.vocabulary.effects import Notice
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.records import RoundRecord
@@ -82,6 +83,29 @@ class Traces:
                     "muster.round": record.round,
                     "muster.nodes": record.world_size,
                 },
+            )
+        )
+
+    def serving(self, epoch: int, began: float, state_read: float) -> None:
+        """Make the span of the start of a coordinator, such as after a failover. It serves from now on.
+
+        Args:
+            epoch: how often a coordinator has opened the state.
+            began: when this one began, in seconds since 1970.
+            state_read: when it had read the state.
+        """
+        now = self._now()
+        trace = secrets.randbits(8 * TRACE_BYTES) or 1  # Nobody else has spans in it.
+        self._spans.add(
+            Span(
+                trace=trace,
+                span=span_id(trace, "start"),
+                parent=None,
+                name="start",
+                start=began,
+                end=max(now, began),
+                attributes={"muster.epoch": epoch},
+                events=(("state read", state_read), ("ports bound", now)),
             )
         )
 

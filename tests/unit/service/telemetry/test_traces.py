@@ -64,6 +64,16 @@ def test_round_is_one_span_from_first_join_to_completion(spans: KeptSpans):
     assert span.attributes["muster.nodes"] == 8
 
 
+def test_start_is_one_span_until_the_coordinator_serves(spans: KeptSpans):
+    traces = Traces(spans, lambda: 1004.0)
+    traces.serving(epoch=7, began=1000.0, state_read=1003.0)
+    traces.serving(epoch=8, began=1000.0, state_read=1003.0)
+    span, other = spans.spans
+    assert (span.start, span.end, span.attributes) == (1000.0, 1004.0, {"muster.epoch": 7})
+    assert span.events == (("state read", 1003.0), ("ports bound", 1004.0))
+    assert span.trace != other.trace
+
+
 def test_released_barriers_beyond_the_budget_of_a_second_are_not_traced(spans: KeptSpans, metrics: Metrics):
     traces = Traces(spans, lambda: 0.0)
     metrics.link_traces()

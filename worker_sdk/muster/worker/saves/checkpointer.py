@@ -235,6 +235,7 @@ class Checkpointer:
             held = self._stage(state_dict)
             if held is None:
                 shared = self._huge_pages.saving(tensors_of(state_dict))
+            staged = time.monotonic()
             pending.begin()
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
             negotiation = self._planning.begin(name, pending, planner.create_local_plan(), planner)
@@ -267,6 +268,7 @@ class Checkpointer:
                 on_decided=clean,
                 name=name,
                 prepared=time.monotonic() - began,
+                planned=time.monotonic() - staged,
                 report=replace(report, bytes=planned_bytes(final)),
                 word=pending.word,
             )

@@ -22,13 +22,20 @@ class FakeWrite:
     start_seconds = 0.5
 
 
-def saved(decision: Decision = COMMITTED, *, write: bool = True, written_at: float | None = 109.0) -> Call:
+def saved(
+    decision: Decision = COMMITTED,
+    *,
+    write: bool = True,
+    written_at: float | None = 109.0,
+    planned: float = 0.0,
+) -> Call:
     request = AsyncRequest(None, (), [], is_frozen=True)
     return Call(
         None,
         request,
         "step 7",
         prepared=2.0,
+        planned=planned,
         began_at=100.0,
         write=cast(Any, FakeWrite()) if write else None,
         seconds=4.0,
@@ -57,6 +64,11 @@ def test_committed_save_has_a_span_for_each_phase():
         "commit": (109.0, 110.0),
         "finalize": (111.0, 112.0),
     }
+
+
+def test_plan_has_a_span_after_the_copy():
+    found = times(list(spans_of().decided(saved(planned=0.5))))
+    assert (found["stage"], found["plan"]) == ((98.0, 99.5), (99.5, 101.0))
 
 
 def test_save_that_failed_has_no_commit_and_says_why():

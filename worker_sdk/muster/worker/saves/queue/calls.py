@@ -59,6 +59,8 @@ class Call:
     on_decided: Callable[[], None] | None = None
     prepared: float = 0.0
     """Seconds that the training thread has waited before the save was scheduled."""
+    planned: float = 0.0
+    """The last seconds of these: the ranks planned together."""
     report: WriteReport = EMPTY_REPORT
     """The step and the bytes of this rank's part, for people."""
     word: Callable[[], bytes] = bytes

@@ -197,6 +197,7 @@ class AsyncCallsQueue:
         on_decided: Callable[[], None] | None = None,
         name: str = "",
         prepared: float = 0.0,
+        planned: float = 0.0,
         report: WriteReport = EMPTY_REPORT,
         word: Callable[[], bytes] = bytes,
     ) -> int:
@@ -212,6 +213,7 @@ class AsyncCallsQueue:
                 which nobody should wait for.
             name: for errors and the log; default: ``save`` and its number.
             prepared: seconds that the training thread has waited for this save already: for a plan, a copy.
+            planned: the last seconds of these, for the plan.
             report: step and bytes of this rank's part, for people; its seconds are measured here.
             word: returns what the others hear of this rank's write in the decision; empty: nothing.
 
@@ -229,7 +231,7 @@ class AsyncCallsQueue:
         request = request.freeze()
         self._check_owner()
         kept = request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None)
-        call = Call(self, kept, name, on_written, commit, on_decided, prepared, report, word)
+        call = Call(self, kept, name, on_written, commit, on_decided, prepared, planned, report, word)
         ticket = self._ticket(call, "it was interrupted")
         try:
             request = request._replace(call_idx=self._reserve(call))

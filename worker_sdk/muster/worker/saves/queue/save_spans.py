@@ -60,6 +60,7 @@ class SaveSpans:
             (call.write.preload_seconds, call.write.start_seconds) if call.write is not None else (0.0, 0.0)
         )
         start = call.began_at - call.prepared
+        planned = call.began_at - call.planned
         staged = call.began_at + preload
         forked = staged + fork
         voted = decided if call.voted_at is None else call.voted_at
@@ -67,6 +68,8 @@ class SaveSpans:
         failure = "" if self._decision.released else self._decision.message
         yield self._span("save", self._id, span_id(self._trace, "barrier"), start, decided, failure)
         phases = [("stage", start, staged)]
+        if call.planned:
+            phases = [("stage", start, planned), ("plan", planned, staged)]
         if call.write is not None:
             phases += [("fork", staged, forked), ("write", forked, forked + call.seconds)]
         phases.append(("vote", voted, written))

@@ -149,6 +149,7 @@ def test_flags_are_those_of_the_command(release: Release):
         "--source=kubernetes",
         "--source=aws",
         "--lead=900",
+        "--interval=0.5",
         "--http=0.0.0.0:7551",
         "--namespace=team-a",
         "--namespace=team-b",

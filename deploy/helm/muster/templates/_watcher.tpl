@@ -37,6 +37,9 @@ app.kubernetes.io/component: watcher
 - --source={{ . }}
 {{- end }}
 - --lead={{ int64 $watcher.lead }}
+{{- if $watcher.interval }}
+- --interval={{ $watcher.interval }}
+{{- end }}
 - --http={{ include "muster.bindHost" . }}:7551
 {{- if include "muster.watcher.kubernetes" . }}
 {{- range $watcher.kubernetes.namespaces }}

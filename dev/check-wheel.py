@@ -80,6 +80,7 @@ def main() -> None:
         "[service]": check_service,
         "[worker]": check_worker,
         "[service,worker]": check_both,
+        "[service,watch,otel]": check_watch_and_traces,
     }
     for extras, check in checks.items():
         with tempfile.TemporaryDirectory(prefix="muster-") as folder:
@@ -113,6 +114,17 @@ def check_both(environment: Environment, version: str) -> None:
     """A coordinator, and a barrier on it."""
     assert environment.run("muster", "--version") == f"muster {version}\n"
     environment.run("python", str(EXAMPLE), "--barrier", "grpc")
+
+
+def check_watch_and_traces(environment: Environment, version: str) -> None:
+    """A watcher of Kubernetes, and an export of traces."""
+    environment.run("muster", "watch", "--help")
+    environment.python("import muster.watcher.sources.kubernetes")
+    environment.python(
+        "import os, sys; os.environ['OTEL_EXPORTER_OTLP_ENDPOINT'] = 'http://127.0.0.1:4317'; "
+        "from muster.client.tracing import open_export; open_export('check', '1', sys.exit).close()"
+    )
+    assert environment.installed("torch") == []
 
 
 if __name__ == "__main__":

@@ -52,12 +52,17 @@ def run_until_stopped(settings: KeeperSettings) -> str | None:
     Raises:
         UnusedError: no rank has used it for long.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=log_format(settings.run_id))
     try:
         asyncio.run(run_keeper(settings))
     except (OSError, ValueError, FolderInUseError) as error:
         return str(error)
     return None
+
+
+def log_format(run_id: str) -> str:
+    """Return the format of log lines. They name the run, since all keepers of a node may log to one stream."""
+    return f"%(asctime)s %(levelname)s {run_id.replace('%', '%%')} %(name)s: %(message)s"
 
 
 async def run_keeper(settings: KeeperSettings) -> None:

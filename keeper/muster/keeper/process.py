@@ -61,7 +61,7 @@ def run_until_stopped(settings: KeeperSettings) -> str | None:
 
 
 def log_format(run_id: str) -> str:
-    """Return the format of log lines. They name the run, since all keepers of a node may log to one stream."""
+    """Return the format of log lines. They name the run, since the keepers of a node may share a stream."""
     return f"%(asctime)s %(levelname)s {run_id.replace('%', '%%')} %(name)s: %(message)s"
 
 

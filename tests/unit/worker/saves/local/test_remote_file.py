@@ -3,10 +3,12 @@
 import http.server
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
+from lab.patience import PATIENCE, until
 from muster.worker.saves.local.remote_file import RemoteFile, RemotePlace, can_read
 
 TOKEN = "secret"
@@ -19,6 +21,7 @@ class Keeper(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     requests: list[str]
     has_file: bool
+    may_send: threading.Event
 
     def do_GET(self) -> None:
         self.requests.append(self.path)
@@ -30,6 +33,7 @@ class Keeper(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if piece else 416)
         self.send_header("Content-Length", str(len(piece)))
         self.end_headers()
+        assert self.may_send.wait(PATIENCE)
         self.wfile.write(piece)
 
     def log_message(self, *_: object) -> None:
@@ -37,8 +41,13 @@ class Keeper(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def keeper(*, has_file: bool = True) -> Iterator[tuple[str, list[str]]]:
-    handler = type("Handler", (Keeper,), {"requests": [], "has_file": has_file})
+def keeper(
+    *, has_file: bool = True, may_send: threading.Event | None = None
+) -> Iterator[tuple[str, list[str]]]:
+    if may_send is None:
+        may_send = threading.Event()
+        may_send.set()
+    handler = type("Handler", (Keeper,), {"requests": [], "has_file": has_file, "may_send": may_send})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -82,6 +91,22 @@ def test_damaged_file_is_verified_again_once():
         file.read(0, 1)
         file.read(1, 1)
     assert [path.endswith("?verify=1") for path in asked] == [True, False]
+
+
+def test_file_is_not_closed_under_another_threads_read():
+    may_send = threading.Event()
+    with (
+        keeper(may_send=may_send) as (url, asked),
+        closing(RemoteFile(RemotePlace((url,), TOKEN))) as file,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        read = pool.submit(file.read, 0, 5000)
+        until(lambda: asked)
+        closes = pool.submit(file.close)
+        may_send.set()
+        assert read.result(PATIENCE) == DATA[:5000]
+        closes.result(PATIENCE)
+        assert file.read(7, 7) == DATA[7:14]
 
 
 def test_rank_reads_only_from_keepers_without_tls():

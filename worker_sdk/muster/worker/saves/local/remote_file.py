@@ -65,11 +65,15 @@ class RemoteFile:
                     return self._get(url, offset, buffer)
                 except (OSError, http.client.HTTPException) as error:
                     failures.append(f"{url}: {error}")
-                    self.close()
+                    self._disconnect()
         raise FileNotFoundError("no keeper can send it: " + "; ".join(failures))
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, after the read that another thread may be at. A later read opens its own."""
+        with self._lock:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -77,7 +81,7 @@ class RemoteFile:
     def _get(self, url: str, offset: int, buffer: memoryview) -> int:
         parts = urlsplit(url)
         if self._connection is None or self._host != parts.netloc:
-            self.close()
+            self._disconnect()
             self._connection = http.client.HTTPConnection(parts.netloc, timeout=READ_TIMEOUT)
             self._host = parts.netloc
         headers = {

@@ -21,13 +21,15 @@ def traced(folder: Path, endpoint: str) -> Coordinator:
     return Coordinator(folder, state="memory:", environment={**os.environ, ENDPOINT: endpoint})
 
 
-def test_receiver_gets_the_span_of_a_barrier(tmp_path: Path):
+def test_receiver_gets_the_spans_of_a_start_and_a_barrier(tmp_path: Path):
     with receiver() as received, traced(tmp_path, received.endpoint) as coordinator, job(coordinator):
-        ((service, span),) = received.await_spans(bool)
+        spans = received.await_spans(lambda found: len(found) == 2)
+        ((service, span),) = [(service, one) for service, one in spans if one.name == "barrier"]
         address = f"http://127.0.0.1:{coordinator.http_port}/metrics"
         request = Request(address, headers={"Accept": "application/openmetrics-text"})
         with urlopen(request, timeout=PATIENCE) as response:
             metrics = response.read().decode()
+    assert {one.name for _, one in spans} == {"start", "barrier"}
     assert f'# {{trace_id="{span.trace_id.hex()}"}}' in metrics
     assert service == "muster-coordinator"
     assert span.trace_id == barrier_trace("job1", "checkpoint", 0).to_bytes(16, "big")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -172,10 +172,13 @@ def recover(kind: str, fault: signal.Signals) -> Recovery:
         )
 
 
-def shown(values: list[float | None]) -> str:
+def shown(values: Sequence[float | None], unit: str = "s", digits: int = 1) -> str:
     """Return a median and a range."""
     known = [value for value in values if value is not None]
-    return f"{median(known):.1f} s ({min(known):.1f} to {max(known):.1f})" if known else "–"
+    if not known:
+        return "–"
+    middle, lowest, highest = (f"{one:.{digits}f}" for one in (median(known), min(known), max(known)))
+    return f"{middle} {unit} ({lowest} to {highest})"
 
 
 def main() -> None:

@@ -11,11 +11,10 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from benchmarks.local.nodes import Nodes
 from benchmarks.measuring.machine import describe_machine
-from benchmarks.recovery import wall
+from benchmarks.recovery import shown, wall
 from lab.processes.coordinator import Coordinator
 
 RANK = Path(__file__).parent.parent / "processes" / "copied_rank.py"
@@ -124,13 +123,6 @@ def measure(replicas: int, work: str, size: int, repeats: int) -> Cost:
     return cost
 
 
-def shown(values: list[float], unit: str) -> str:
-    """Return a median and a range."""
-    if not values:
-        return "–"
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f}){unit}"
-
-
 def main() -> None:
     """Run each case, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -144,10 +136,10 @@ def main() -> None:
         for replicas in (0, 1):
             cost = measure(replicas, work, arguments.mib << 20, arguments.repeats)
             cells = [
-                shown([1000 * one for one in cost.stalls], " ms"),
-                shown(cost.copying, " s") if replicas else "–",
-                shown(cost.writing, " ×"),
-                shown(cost.after, " ×"),
+                shown([1000 * one for one in cost.stalls], "ms"),
+                shown(cost.copying),
+                shown(cost.writing, "×", 2),
+                shown(cost.after, "×", 2),
             ]
             print(f"| {work} | {replicas} | {' | '.join(cells)} |", flush=True)
 

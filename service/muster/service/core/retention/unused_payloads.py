@@ -66,5 +66,5 @@ class UnusedPayloads:
 
 
 def _groups(run: Run) -> Iterator[Group]:
-    """Return the groups whose payloads may be dropped: votes about saves are small, and are read again."""
+    """Return the groups that may lose their payloads. Votes about saves stay: the core reads them."""
     return (group for prefix, group in run.groups.items() if prefix != saving.PREFIX)

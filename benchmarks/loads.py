@@ -1,6 +1,6 @@
 """Measure loads side by side: Muster with and without verification, torch's dcp.load, and the peers.
 
-Run it from the root of the repository: `python -m benchmarks.loads`.
+Run it from the root of the repository: `python -m benchmarks.loads`, on a GPU with `--device cuda`.
 """
 
 import argparse
@@ -67,8 +67,8 @@ def _layers(gib: int) -> range:
     return range(gib * GIB // TENSOR_BYTES)
 
 
-def _empty(gib: int) -> State:
-    return {f"layer-{number}": torch.zeros(TENSOR_BYTES // 4) for number in _layers(gib)}
+def _empty(gib: int, device: str) -> State:
+    return {f"layer-{number}": torch.zeros(TENSOR_BYTES // 4, device=device) for number in _layers(gib)}
 
 
 def _prepare(rank: int, world_size: int, gib: int, folder: Path) -> None:
@@ -155,11 +155,12 @@ def _drop_cache(folder: Path) -> None:
             os.close(handle)
 
 
-def _load(system: str, gib: int, folder: Path, pipe: Connection) -> None:
+def _load(system: str, gib: int, device: str, folder: Path, pipe: Connection) -> None:
     """A process that loads once for each word it gets."""
     warnings.simplefilter("ignore")
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     try:
-        state = _empty(gib)
+        state = _empty(gib, device)
         load = SYSTEMS[system][1](folder)
         load(state)
         for number, tensor in enumerate(state.values()):
@@ -168,6 +169,7 @@ def _load(system: str, gib: int, folder: Path, pipe: Connection) -> None:
         while pipe.recv():
             began = time.monotonic()
             load(state)
+            synchronize()  # type: ignore[no-untyped-call]
             pipe.send(time.monotonic() - began)
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
@@ -179,7 +181,9 @@ def _expect(pipe: Connection) -> Any:  # noqa: ANN401
     return pipe.recv()
 
 
-def measure(gib: int, saved_by: int, processes: int, repeats: int, folder: Path, endpoint: str) -> list[Cell]:
+def measure(
+    gib: int, saved_by: int, processes: int, repeats: int, device: str, folder: Path, endpoint: str
+) -> list[Cell]:
     """Measure all systems at one size, in turn."""
     os.environ |= {"MUSTER_ENDPOINT": endpoint, "MUSTER_RUN_ID": f"loads-{gib}-{saved_by}"}
     ranks = [SPAWN.Process(target=_prepare, args=(rank, saved_by, gib, folder)) for rank in range(saved_by)]
@@ -195,16 +199,17 @@ def measure(gib: int, saved_by: int, processes: int, repeats: int, folder: Path,
     for _ in range(processes):
         for cell in cells:
             if not cell.failure:
-                _measure(cell, repeats, folder)
+                _measure(cell, repeats, device, folder)
     for cell in cells:
         print(f"{gib} GiB of {saved_by}: {cell}", file=sys.stderr)
     return cells
 
 
-def _measure(cell: Cell, repeats: int, folder: Path) -> None:
+def _measure(cell: Cell, repeats: int, device: str, folder: Path) -> None:
     """Measure one system in one process."""
     ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=_load, args=(cell.system, cell.gib, folder, theirs), daemon=False)
+    arguments = (cell.system, cell.gib, device, folder, theirs)
+    process = SPAWN.Process(target=_load, args=arguments, daemon=False)
     process.start()
     theirs.close()
     try:
@@ -286,13 +291,16 @@ def main() -> int:
         "--processes", type=int, default=3, help="processes of each system, one after another"
     )
     parser.add_argument("--repeats", type=int, default=3, help="loads of each kind in a process")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the state is")
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/loads.json"))
+    parser.add_argument("--output", type=Path, help="default: in benchmarks/results, by the device")
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
     arguments = parser.parse_args()
+    name = "loads" if arguments.device == "cpu" else f"loads-{arguments.device}"
+    output = arguments.output or Path(f"benchmarks/results/{name}.json")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    date = {"date": datetime.now(UTC).date().isoformat()}
-    machine = date | describe_machine(arguments.folder) | describe_versions()
+    about = {"date": datetime.now(UTC).date().isoformat(), "device": arguments.device}
+    machine = about | describe_machine(arguments.folder) | describe_versions()
     cells: list[Cell] = []
     with (
         tempfile.TemporaryDirectory() as state,
@@ -304,13 +312,19 @@ def main() -> int:
                 folder = Path(scratch).resolve() / f"{gib}-{saved_by}"
                 folder.mkdir()
                 cells += measure(
-                    gib, saved_by, arguments.processes, arguments.repeats, folder, coordinator.endpoint
+                    gib,
+                    saved_by,
+                    arguments.processes,
+                    arguments.repeats,
+                    arguments.device,
+                    folder,
+                    coordinator.endpoint,
                 )
                 shutil.rmtree(folder)
-    arguments.output.write_text(
+    output.write_text(
         json.dumps({"machine": machine, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n"
     )
-    (arguments.docs / "loads.md").write_text(page(machine, cells))
+    (arguments.docs / f"{name}.md").write_text(page(machine, cells))
     return int(any(cell.failure for cell in cells))
 
 

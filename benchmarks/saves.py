@@ -18,23 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.peers.saves import SAVERS
 from benchmarks.saving.floors import SPAWN, expect, measure_copies, measure_forks
 from benchmarks.saving.page import page
-from benchmarks.saving.results import Cell, Found, Sample, read
+from benchmarks.saving.results import PAUSE, Cell, Found, Sample, read
 from benchmarks.saving.training import GIB, train
 from lab.processes.coordinator import Coordinator
 from muster.worker.saves.memory.staging import available_memory
 
 PROBE_SECONDS = 0.1
-PAUSE = 3.0
-"""Seconds between two saves, for each GiB: a job's are minutes apart."""
 
 
 class _MemoryProbe:
-    """Watches the memory from the side, from begin to end."""
+    """Watches the memory from the side, from begin to end.
+
+    Args:
+        pid: of the process that trains.
+        gib: what its state takes of this memory.
+    """
 
     def __init__(self, pid: int, gib: int) -> None:
         self._process = psutil.Process(pid)
@@ -79,7 +83,7 @@ def own_memory(pid: int) -> float:
     return sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem")) / 2**20
 
 
-def measure(cell: Cell, repeats: int, device: str, folder: Path, endpoint: str) -> None:
+def measure(cell: Cell, repeats: int, device: str, pause: float, folder: Path, endpoint: str) -> None:
     """Measure one cell in a process of its own."""
     os.environ |= {
         "MUSTER_ENDPOINT": endpoint,
@@ -101,9 +105,9 @@ def measure(cell: Cell, repeats: int, device: str, folder: Path, endpoint: str) 
             if word != "begin":
                 raise RuntimeError(str(word))
             if cell.first is not None:
-                time.sleep(PAUSE * cell.gib)
+                time.sleep(pause * cell.gib)
             warm(2 * cell.gib + 1)
-            probe = _MemoryProbe(process.pid, cell.gib)
+            probe = _MemoryProbe(process.pid, cell.gib if device == "cpu" else 0)
             ours.send("go")
             word = expect(ours)
             probe.end()
@@ -131,6 +135,10 @@ def measure(cell: Cell, repeats: int, device: str, folder: Path, endpoint: str) 
         process.join()
 
 
+def _gpu(device: str) -> dict[str, str]:
+    return {} if device == "cpu" else {"GPU": torch.cuda.get_device_name(0)}
+
+
 def _describe(folder: Path) -> dict[str, str]:
     packages = {}
     for package in ("torch_checkpointing", "nvidia-resiliency-ext"):
@@ -154,6 +162,9 @@ def main() -> int:
     parser.add_argument("--systems", nargs="+", choices=list(SAVERS), default=list(SAVERS))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the state is")
     parser.add_argument("--repeats", type=int, default=3, help="saves of each cell after the first")
+    parser.add_argument(
+        "--pause", type=float, default=3.0, help="seconds between two saves, for each GiB; jobs have minutes"
+    )
     parser.add_argument("--fork-gib", type=int, nargs="*", default=[1, 4, 8, 16], help="sizes for the fork")
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
     parser.add_argument("--output", type=Path, help="default: in benchmarks/results, by the device")
@@ -174,6 +185,8 @@ def _run(arguments: argparse.Namespace, output: Path) -> Found:
     report: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "device": arguments.device,
+        **_gpu(arguments.device),
+        PAUSE: str(arguments.pause),
         **_describe(arguments.folder),
     }
     forks = measure_forks(arguments.fork_gib, 5)
@@ -187,7 +200,12 @@ def _run(arguments: argparse.Namespace, output: Path) -> Found:
             with tempfile.TemporaryDirectory(dir=arguments.folder, prefix=".saves-") as folder:
                 os.sync()
                 measure(
-                    cell, arguments.repeats, arguments.device, Path(folder).resolve(), coordinator.endpoint
+                    cell,
+                    arguments.repeats,
+                    arguments.device,
+                    arguments.pause,
+                    Path(folder).resolve(),
+                    coordinator.endpoint,
                 )
             found = Found(report, others + cells, before.forks + forks, before.copies + copies)
             output.write_text(json.dumps(asdict(found), indent=1))

@@ -4,7 +4,7 @@ import statistics
 from typing import Any
 
 from benchmarks.peers.saves import SAVERS
-from benchmarks.saving.results import Cell, Found
+from benchmarks.saving.results import PAUSE, Cell, Found
 
 
 def targets(cells: list[Cell]) -> list[tuple[str, str, str, bool]]:
@@ -46,7 +46,8 @@ def page(found: Found) -> str:
     on_gpu = report.get("device", "cpu") != "cpu"
     parts = [_INTRODUCTION if not on_gpu else _INTRODUCTION_GPU]
     for gib in sorted({cell.gib for cell in cells}):
-        parts += [f"## {gib} GiB", _table([cell for cell in cells if cell.gib == gib])]
+        memory = "host memory" if on_gpu else "memory above the state"
+        parts += [f"## {gib} GiB", _table([cell for cell in cells if cell.gib == gib], memory)]
     rows = targets(cells)
     if rows:
         lines = ["| figure | target | measured | met |", "|-|-|-|-|"]
@@ -60,14 +61,15 @@ def page(found: Found) -> str:
     if failed:
         parts += ["## Failed measurements", "\n".join(failed)]
     machine = "\n".join(f"- {key}: {value}" for key, value in report.items())
-    parts += [_METHOD, *([] if on_gpu else [_CAUTION]), "## Machine", machine]
+    method = _METHOD.format(pause=report.get(PAUSE, "3.0"))
+    parts += [method, _CAUTION_GPU if on_gpu else _CAUTION, "## Machine", machine]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(cells: list[Cell]) -> str:
+def _table(cells: list[Cell], memory: str) -> str:
     lines = [
         "| system | measured on | saves | stall, ms | stall of the first save, ms | time to durable, s "
-        "| training meanwhile | memory above the state, GiB | state as at the call |",
+        f"| training meanwhile | {memory}, GiB | state as at the call |",
         "|-|-|-|-|-|-|-|-|-|",
     ]
     for cell in cells:
@@ -155,10 +157,11 @@ _METHOD = """## How it was measured
   TorchAsyncCheckpoint, nvidia-resiliency-ext and torch_checkpointing the benchmark syncs everything. The
   time has the grain of the
   looks.
-- *Memory above the state* is the anonymous and shared memory of the process and its children at the peak
-  of a save, each page once, less the state. The interpreter and torch are in it, pages of files are not.
-- Between two saves are 3 s for each GiB of the state. A job saves minutes apart; Checkpointer puts the state
-  into huge pages then, which takes it up to that the first time, on this virtual machine.
+- *Memory* is the anonymous and shared memory of the process and its children on the host at the peak of a
+  save, each page once, less a state that is there itself. The interpreter and torch are in it, pages of files
+  are not.
+- Between two saves are {pause} s for each GiB of the state. A job saves minutes apart; Checkpointer puts a
+  state on the host into huge pages then, which takes it up to 3 s the first time, on a virtual machine.
 - The save before the last one is removed before the next begins, so that each system has one older save on
   the disk. Before each save, twice the state's size of memory is touched and freed, since this virtual
   machine gives free memory back to its host.
@@ -169,11 +172,16 @@ _METHOD = """## How it was measured
   of `torch.cuda.synchronize` and `current_device` are replaced here; with CPU tensors it does not copy. For
   torch_checkpointing the wait for its staging is in the stall: before it, the state must not be changed."""
 
+_CAUTION_GPU = """## What to keep in mind
+
+- One run, one rank, one GPU. With one rank the wait for other ranks is not in it.
+- The first save of each system gets and pins its host memory, and takes that long."""
+
 _CAUTION = """## What to keep in mind
 
 - One run on 2 cores and one disk. With one rank the wait for other ranks is not in it.
 - Buffers of checks that were done in between may be in the memory of `Checkpointer(copy=True)`.
-- No GPU: the copies from a device, and the peers' paths that are made for it, are not measured.
+- The state is on the host. Another page has the figures of [a state on a GPU](saves-cuda.md).
 - A checkpoint that was written past the page cache is read from the disk by the next load.
 - Checkpointer's children write no checksums (CRC-32), which torch does not check when it loads. The others
   do. That is about half a second per GiB here."""

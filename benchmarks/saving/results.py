@@ -46,6 +46,10 @@ class Cell:
         return max((getattr(sample, name) for sample in every), default=None)
 
 
+PAUSE = "seconds between two saves, for each GiB"
+"""What :attr:`Found.machine` calls it."""
+
+
 @dataclass
 class Found:
     """All that was measured."""

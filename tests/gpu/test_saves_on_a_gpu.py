@@ -18,19 +18,13 @@ from muster.worker import Checkpointer, GrpcBarrier, TorchAsyncCheckpoint
 from muster.worker.saves import AsyncRequest, ForkCaller
 from tests.support.saves.fake_barrier import no_child_left
 
-pytestmark = pytest.mark.gpu_only
+pytestmark = [
+    pytest.mark.gpu_only,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+]
 
 SIZE = 4 << 20
 """Elements of a tensor: 16 MiB."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip(
-            f"this torch ({torch.__version__}) finds no CUDA GPU. Run it on a machine that has one, with a "
-            "torch that was built for CUDA: make test-gpu GPU_PYTHON=…"
-        )
 
 
 @pytest.fixture
@@ -135,7 +129,7 @@ def test_a_preload_function_may_leave_copies_of_any_gpu_under_way(tmp_path: Path
 def test_a_child_that_writes_late_still_has_its_own_step(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A fork does not copy pinned memory when it changes, so the next save must not use these buffers."""
+    """The child shares the pinned buffers, so the next save must not use them."""
     gate = tmp_path / "gate"
     write = FileSystemWriter.write_data
 

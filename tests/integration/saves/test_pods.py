@@ -29,7 +29,7 @@ def test_job_of_pods_survives_a_rank_and_a_rotated_token(
     tokens.write_text(tokens_toml(f'keys_file = "{keys}"'))
     put(mine, ISSUER.token(seconds=LONG))
     place = f"s3://{BUCKET}/team-a"
-    command = ("--module", "tests.support.chaos.chaos_rank", str(tmp_path), place, "checkpointer", "1")
+    command = ("--module", "tests.support.chaos.chaos_rank", str(tmp_path), place, "checkpointer", "cpu", "1")
     extra = (f"--tokens-file={tokens}", f"--tls-cert={pair.cert}", f"--tls-key={pair.key}")
     with BucketServer(tmp_path) as server:
         given = server.environ() | {"MUSTER_TLS_CA": str(authority.ca), "MUSTER_TOKEN_FILE": str(mine)}

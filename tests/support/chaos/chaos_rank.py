@@ -52,10 +52,12 @@ class Rank:
         kind: ``checkpointer``; ``files``: one file of each rank, with the queue alone; ``blind``: the same,
             with a caller that ignores how children end.
         pause: seconds that each of its steps takes at least.
+        device: where the state is, ``cpu`` or ``cuda``.
     """
 
-    def __init__(self, folder: Path, place: str, kind: str, pause: float) -> None:
+    def __init__(self, folder: Path, place: str, kind: str, pause: float, device: str) -> None:
         self._pause = pause
+        self._device = device
         self._notes = Notes(folder)
         self._finish = folder / "finish"
         barrier = GrpcBarrier(barrier_prefix="save")
@@ -67,7 +69,9 @@ class Rank:
         self._steps: list[int] = []
         """By the number of the save."""
         self._heard = 0
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        if device == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # Else the mesh takes a GPU for each rank.
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
         self._weight = distribute_tensor(weight_at(0), mesh, [Shard(0)])
 
     def train(self) -> None:
@@ -101,12 +105,16 @@ class Rank:
         state = self._state_at(latest.step)
         found = self._saver.load(state)
         self._notes.add("loaded", found.step, found.path)
-        whole = self._weight.full_tensor()
-        assert torch.equal(whole, weight_at(found.step)), f"step {found.step} was not loaded as it was saved"
+        # Without a collective: gloo has no all_gather of a mesh's tensors on a GPU.
+        rows = weight_at(found.step).chunk(dist.get_world_size())[dist.get_rank()]
+        loaded = self._weight.to_local().cpu()
+        assert torch.equal(loaded, rows), f"step {found.step} was not loaded as it was saved"
         return int(found.step)
 
     def _state_at(self, step: int) -> dict[str, Any]:
-        return {"weight": self._weight, "step": step, **extras_at(step, dist.get_rank())}
+        extras = extras_at(step, dist.get_rank())
+        on_device = {key: value.to(self._device) for key, value in extras.items()}
+        return {"weight": self._weight, "step": step, **on_device}
 
     def _finished(self) -> bool:
         """What makes this a job of many ranks: if one is gone, the others cannot train on."""
@@ -137,8 +145,8 @@ class Rank:
 
 
 def main() -> None:
-    folder, place, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
+    folder, place, kind, device = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    pause = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
     born = folder / f"born-{os.getpid()}"
     born.write_text(
         f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
@@ -146,7 +154,7 @@ def main() -> None:
     born.rename(folder / f"worker-{os.getpid()}")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    Rank(folder, place, kind, pause).train()
+    Rank(folder, place, kind, pause, device).train()
     dist.destroy_process_group()
 
 

@@ -50,6 +50,8 @@ class Plan:
     agents: int = 2
     ranks: int = 2
     """Ranks of each agent."""
+    device: str = "cpu"
+    """Where the state is, ``cpu`` or ``cuda``; several ranks may share a GPU."""
     bucket: bool = False
     """Whether the checkpoints are in a bucket."""
     bucket_faults: float = 0.0
@@ -195,7 +197,7 @@ class _BucketPlace:
 
 def _run(account: Account, folder: Path, place: str) -> None:
     plan = account.plan
-    command = ("--module", "tests.support.chaos.chaos_rank", str(folder), place, plan.kind)
+    command = ("--module", "tests.support.chaos.chaos_rank", str(folder), place, plan.kind, plan.device)
     with (
         Coordinator(folder, session_ttl=2.0) as coordinator,
         Job(folder, coordinator.endpoint, command=command, ranks=plan.ranks, restarts=plan.saves) as job,
@@ -333,6 +335,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=("checkpointer", "files", "blind"), default="checkpointer")
     parser.add_argument("--agents", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each agent")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the state is")
     parser.add_argument("--no-relays", action="store_true")
     parser.add_argument("--bucket", action="store_true")
     parser.add_argument("--bucket-faults", type=float, default=0.02, help="how many of its requests go wrong")
@@ -343,6 +346,7 @@ def main() -> int:
         kind=given.kind,
         agents=given.agents,
         ranks=given.ranks,
+        device=given.device,
         relays=not given.no_relays,
         bucket=given.bucket,
         bucket_faults=given.bucket_faults,

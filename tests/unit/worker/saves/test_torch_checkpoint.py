@@ -16,6 +16,7 @@ from lab.processes import fork_client
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import AsyncCallsQueue, Checkpointer, TorchAsyncCheckpoint
 from muster.worker.saves.memory import staging
+from muster.worker.saves.memory.state_copy import StateCopy
 from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
 
 
@@ -54,6 +55,22 @@ def test_the_state_at_the_call_is_saved(tmp_path: Path, persistent: bool):
         assert torch.equal(torch.load(tmp_path / f"{step}.pt")["weight"], torch.full((1000,), float(step)))
     with pytest.raises(MusterError, match="closed"):
         checkpoint.async_save({}, tmp_path / "late.pt")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_state_is_copied_once(tmp_path: Path, persistent: bool, monkeypatch: pytest.MonkeyPatch):
+    copied: list[int] = []
+    storage = StateCopy._storage
+
+    def counted(copy: StateCopy, one: torch.UntypedStorage) -> torch.UntypedStorage:
+        copied.append(one.nbytes())
+        return storage(copy, one)
+
+    monkeypatch.setattr(StateCopy, "_storage", counted)
+    checkpoint = TorchAsyncCheckpoint(persistent, barrier=FakeBarrier())  # type: ignore[arg-type]
+    checkpoint.async_save({"weight": torch.zeros(1000)}, tmp_path / "w.pt")
+    checkpoint.finalize_async_save(blocking=True, terminate=True)
+    assert copied == [4000]
 
 
 def test_it_saves_at_once_too(tmp_path: Path):
@@ -169,6 +186,7 @@ def test_a_path_that_cannot_be_written_is_an_error_and_the_buffers_go_back(tmp_p
     checkpoint.async_save({"weight": torch.ones(3)}, tmp_path / "no folder" / "w.pt")
     with pytest.raises(AsyncSaveError, match="no folder"):
         checkpoint.finalize_async_save(blocking=True)
+    assert checkpoint._buffers is not None
     assert len(checkpoint._buffers._free) == 1
     checkpoint.close()
 

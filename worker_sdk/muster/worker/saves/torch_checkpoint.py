@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.memory.staging import HostBuffers
+from muster.worker.saves.memory.staging import Held, HostBuffers
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.storage.replacement import Replacement, is_replaceable, write_in_place
@@ -42,7 +42,8 @@ class TorchAsyncCheckpoint:
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self._queue = AsyncCallsQueue(persistent_queue, barrier=barrier, timeout=timeout)
-        self._buffers = HostBuffers()
+        # What goes to the persistent worker is copied on its way there.
+        self._buffers = None if persistent_queue else HostBuffers()
 
     def save(self, obj: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Save as ``torch.save`` does, now and in this process.
@@ -92,15 +93,18 @@ class TorchAsyncCheckpoint:
             write, commit, discard = file.write, file.commit, file.discard
         else:
             args = (target, *args)
+        held: Held | None = None
         try:
-            held = self._buffers.stage(state_dict)
+            if self._buffers is not None:
+                held = self._buffers.stage(state_dict)
         except BaseException as error:
             # The other ranks count this save, too.
             self._queue.schedule_failure(failure_text(error))
             raise
+        state = state_dict if held is None else held.state
         return self._queue.schedule_async_request(
-            AsyncRequest(write, (held.state, *args), [], kwargs),
-            on_written=held.release,
+            AsyncRequest(write, (state, *args), [], kwargs),
+            on_written=None if held is None else held.release,
             # On every rank, whatever its target: all of them vote on it.
             commit=lambda _: commit(),
             on_decided=discard,

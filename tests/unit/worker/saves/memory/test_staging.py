@@ -1,7 +1,6 @@
 """Copies on the host, and the buffers that they are in."""
 
 import mmap
-import os
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.memory import staging
 from muster.worker.saves.memory.staging import (
     HostBuffers,
-    SharedMemory,
     _items_in,
     check_memory,
     leaves_of,
@@ -30,10 +28,9 @@ from muster.worker.saves.memory.staging import (
     tensors_of,
     unshared,
 )
-from muster.worker.saves.memory.state_copy import StateCopy
 from tests.support.handler import Handler
 from tests.support.meeting import in_thread
-from tests.support.saves.fake_barrier import state_of
+from tests.support.saves.mappings import permissions_at
 
 
 def test_a_copy_does_not_change_with_what_was_copied():
@@ -63,8 +60,9 @@ def test_buffers_are_used_again_only_when_the_write_has_ended():
 
 def test_buffers_of_a_shared_pool_are_in_shared_memory():
     held = HostBuffers(shared=True).stage({"weight": torch.ones(3)})
-    assert SharedMemory().holds(held.state["weight"])
-    assert not SharedMemory().holds(HostBuffers().stage({"weight": torch.ones(3)}).state["weight"])
+    assert permissions_at(held.state["weight"].data_ptr()) == "rw-s"
+    private = HostBuffers().stage({"weight": torch.ones(3)})
+    assert permissions_at(private.state["weight"].data_ptr()) == "rw-p"
 
 
 def test_tensors_are_found_wherever_a_state_may_hold_them():
@@ -244,124 +242,6 @@ def test_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch):
 def test_tensors_that_share_a_storage_take_its_memory_once():
     weight = torch.zeros(1000)
     assert size_of([weight, weight[:10], weight.view(10, 100), torch.zeros(5)]) == 4020
-
-
-# ---------------------------------------------------------------------- the order of the calls to CUDA
-
-
-def is_mapped(address: int) -> bool:
-    """Whether an address is in a mapping; the kernel makes one mapping of neighbours that are alike."""
-    mappings = [line.split(" ")[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
-    return any(int(start, 16) <= address < int(end, 16) for start, end in mappings)
-
-
-class FakeCuda:
-    """A machine of three GPUs, of which this process uses two: the calls that staging makes, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.pinned: list[tuple[int, int]] = []
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 3
-
-    def has_context(self, device: int) -> bool:
-        return device != 1
-
-    def synchronize(self, device: int) -> None:
-        self.calls.append(f"synchronize {device}")
-
-    def cudart(self) -> "FakeCuda":
-        return self
-
-    def cudaHostRegister(self, start: int, size: int, flags: int) -> int:  # noqa: N802
-        assert flags == 1
-        self.pinned.append((start, size))
-        return 0
-
-    def cudaHostUnregister(self, start: int) -> int:  # noqa: N802
-        assert is_mapped(start), "it is no more mapped"
-        self.pinned = [one for one in self.pinned if one[0] != start]
-        return 0
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    for name in ("is_available", "is_initialized", "device_count", "synchronize", "cudart"):
-        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", fake.has_context, raising=False)
-    copy = StateCopy.copy
-
-    def copied(state_copy: StateCopy, value: Any) -> Any:
-        fake.calls.append("copy")
-        return copy(state_copy, value)
-
-    monkeypatch.setattr(StateCopy, "copy", copied)
-    return fake
-
-
-def test_staging_waits_for_the_copies_of_every_gpu_in_use(cuda: FakeCuda):
-    HostBuffers().stage({"weight": torch.ones(3)})
-    assert cuda.calls == ["copy", "synchronize 0", "synchronize 2"]
-
-
-def test_pinned_tensors_are_copied_when_what_goes_to_them_has_arrived(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
-    HostBuffers().stage({"weight": torch.ones(3)})
-    assert cuda.calls == ["synchronize 0", "synchronize 2", "copy", "synchronize 0", "synchronize 2"]
-
-
-def test_fork_waits_for_every_gpu_in_use(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
-    fork = os.fork
-
-    def forked() -> int:
-        cuda.calls.append("fork")
-        return fork()
-
-    monkeypatch.setattr(os, "fork", forked)
-    preload = lambda: cuda.calls.append("preload")  # noqa: E731
-    shared = torch.ones(3).share_memory_()
-    write = ForkCaller().start(AsyncRequest(lambda *_: None, (shared, None), [], preload_fn=preload))
-    assert write.wait(PATIENCE).failure is None
-    assert state_of(write.pid) is None
-    # Pinned memory can be shared memory, too: it is not copied before the copies to it have ended.
-    assert cuda.calls == ["preload", "synchronize 0", "synchronize 2", "copy", "fork"]
-
-
-def test_a_process_that_does_not_use_its_gpus_does_not_begin_to(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    HostBuffers().stage({"weight": torch.ones(3)})
-    assert cuda.calls == ["copy"]
-    assert cuda.pinned == []
-
-
-def test_buffers_beside_a_gpu_are_pinned_until_nobody_holds_them(cuda: FakeCuda):
-    buffers = HostBuffers()
-    held = buffers.stage({"weight": torch.ones(3)})
-    weight = held.state["weight"]
-    ((start, size),) = cuda.pinned
-    assert start <= weight.data_ptr() < start + size
-    del held, buffers
-    assert len(cuda.pinned) == 1, "a tensor of the copy is there still"
-    del weight
-    assert cuda.pinned == []
-
-
-def test_memory_that_cannot_be_pinned_is_an_error(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuda, "cudaHostRegister", lambda *_: 2)
-    with pytest.raises(RuntimeError, match=r"could not be pinned \(CUDA error 2\)"):
-        HostBuffers().stage({"weight": torch.ones(3)})
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """Bringing tensors to the host, into buffers that are kept until the write that reads them has ended.
 
-Pinned memory is not copied on write by a fork, so a buffer that is used again while a child still reads it
+Pinned buffers are shared with the child, so a buffer that is used again while a child still reads it
 gives the child another step's data. Each save in flight therefore holds buffers of its own; when it has ended
 they go back to the pool, and the next save copies into them without allocating or pinning.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from muster.worker.saves.memory.host_memory import HostMemory, aligned
+from muster.worker.saves.memory.host_memory import NAME, HostMemory, aligned
 from muster.worker.saves.memory.state_copy import ATOMS, StateCopy
 
 HOST = ("cpu", "meta")
@@ -25,6 +25,8 @@ SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
 ARRAY = "__array_interface__"
 """The attribute that tells a NumPy array; NumPy may not be installed."""
+_OWN_BUFFER = f"/memfd:{NAME} (deleted)"
+"""How a line of ``/proc/self/maps`` ends that is of the buffers of saves."""
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 """The variable in which torchrun says how many ranks this node has."""
 
@@ -152,7 +154,7 @@ class SharedMemory:
     """The memory that this process shares with others now, which no fork copies on write.
 
     Tensors get there by ``share_memory_``, from workers of a data loader, or over a file that is mapped
-    to be written.
+    to be written. The buffers of saves do not count: nobody changes them while a save reads them.
     """
 
     def __init__(self) -> None:
@@ -160,7 +162,7 @@ class SharedMemory:
         self._ends: list[int] = []
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, permissions = line.split(" ", 2)[:2]
-            if permissions.endswith("s"):
+            if permissions.endswith("s") and not line.endswith(_OWN_BUFFER):
                 start, end = addresses.split("-")
                 self._starts.append(int(start, 16))
                 self._ends.append(int(end, 16))

@@ -106,7 +106,7 @@ class ForkCaller:
         forked = forking.fork(request.write)
         try:
             # The request holds the host's buffers, which must not be used again while the child reads them:
-            # pinned memory is not copied on write.
+            # pinned ones are shared with it.
             return ForkedWrite(forked, preloaded - began, time.monotonic() - preloaded, request)
         except BaseException:
             forked.end()

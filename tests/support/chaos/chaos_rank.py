@@ -4,7 +4,9 @@ It trains, saves every other step, resumes from the last checkpoint, and writes 
 a history of its own, for the judge, and in a pipe that all ranks share, for the monkey.
 """
 
+import faulthandler
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -152,6 +154,13 @@ def main() -> None:
         f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
     )
     born.rename(folder / f"worker-{os.getpid()}")
+    # Its children have the handler and the file, too.
+    with (folder / f"stacks-{os.getpid()}").open("a") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
+        _train(folder, place, kind, device, pause)
+
+
+def _train(folder: Path, place: str, kind: str, device: str, pause: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     Rank(folder, place, kind, pause, device).train()

@@ -212,9 +212,25 @@ def _run(account: Account, folder: Path, place: str) -> None:
                 if monkey.all_closed:
                     break
         except TimeoutError as error:
-            raise AssertionError(f"{error}; seed {plan.seed}\n{job.said()}") from None
+            raise AssertionError(f"{error}; seed {plan.seed}\n{job.said()}\n{_stacks(job)}") from None
         codes = [agent.wait() for agent in job.agents]
         assert codes == [0] * plan.agents, job.said()
+
+
+def _stacks(job: Job) -> str:
+    """What all threads of the last round's ranks and of their children are doing."""
+    workers = job.workers()
+    found = []
+    for worker in (one for one in workers if one.round == workers[-1].round):
+        log = job.folder / f"stacks-{worker.pid}"
+        for pid in (worker.pid, *sorted(children_of(worker.pid))):
+            found.append(f"--- rank {worker.rank}, process {pid}, state {state_of(pid)}")
+            before = log.stat().st_size
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.5)
+            found.append(log.read_text()[before:])
+    return "\n".join(found)
 
 
 class Wire:

@@ -16,7 +16,7 @@ NOT_YET_SHORT: dict[str, int] = {
     "tests/unit/worker/integrations/commit/test_folders.py": 621,
     "tests/unit/worker/integrations/test_deepspeed.py": 544,
     "tests/unit/worker/integrations/test_lightning.py": 512,
-    "tests/unit/worker/saves/queue/test_queue.py": 1068,
+    "tests/unit/worker/saves/queue/test_queue.py": 1053,
     "tests/unit/worker/saves/test_checkpointer.py": 895,
     "tests/unit/worker/saves/writers/test_callers.py": 592,
     "worker_sdk/muster/worker/integrations/deepspeed.py": 596,

@@ -86,3 +86,16 @@ def early_hint(name: str, rank: int) -> str:
         f"every rank must make the same saves. If rank {rank} alone is to save, give the queue a barrier "
         f'of its own: barrier=GrpcBarrier(barrier_prefix="save-{rank}", participants=[{rank}])'
     )
+
+
+def late_hint(name: str, run_id: str) -> str:
+    """What a rank that has written logs when the others take longer than they ever did.
+
+    Args:
+        name: what people call the save.
+        run_id: the run.
+    """
+    return (
+        f"{name} is written here, and no save before it has waited for so long. "
+        f"muster stack {run_id} shows what the missing ranks and their writers are doing."
+    )

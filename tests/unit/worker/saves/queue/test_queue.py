@@ -24,7 +24,7 @@ from lab.patience import PATIENCE, until
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError, OutcomeUnknownError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller, SaveTimings, abort_nvrx_checkpoint
-from muster.worker.saves.queue import groups, queue_loop, voter
+from muster.worker.saves.queue import groups, queue_loop
 from muster.worker.saves.queue import queue as module
 from muster.worker.saves.queue.ledger import Ledger, QueueState
 from muster.worker.saves.writers import callers
@@ -904,21 +904,6 @@ def test_an_aborted_queue_gives_its_group_up_until_it_goes_on(barrier: FakeBarri
     ):
         queue.schedule_async_request(AsyncRequest(nothing, (), []))
     queue.close()
-
-
-def test_the_first_save_warns_early_of_ranks_that_may_not_make_it_and_later_ones_do_not(barrier: FakeBarrier):
-    with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
-        barrier.others_fail[0] = "no space left"
-        for _ in range(3):
-            queue.schedule_async_request(AsyncRequest(nothing, (), []))
-            with suppress(AsyncSaveError):
-                queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
-    failed, first, later = barrier.early
-    assert failed is not None
-    assert first is not None
-    assert first.after >= voter.EARLY_WARNING
-    assert 'barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])' in first.hint
-    assert later is None
 
 
 def test_all_queues_are_aborted_under_the_name_that_is_known(

@@ -13,7 +13,7 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError
 from muster.worker.groups.pending import EarlyWarning
-from muster.worker.saves.failure import different_saves, early_hint, failure_text, save_error
+from muster.worker.saves.failure import different_saves, early_hint, failure_text, late_hint, save_error
 from muster.worker.saves.queue.calls import Call
 from muster.worker.saves.queue.ledger import (
     Await,
@@ -35,6 +35,10 @@ EARLY_WARNING = 10.0
 """Seconds, plus the time of its own write, after which a rank logs which ranks a queue's first save waits
 for. Ranks write for about as long as each other, so a rank that is later has often not begun. This is soon
 enough for a person who has just started the job, and well below the timeout."""
+LATE_WARNING = 60.0
+"""Seconds, at the least, after which a rank logs which ranks a later save waits for."""
+LATE_FACTOR = 3.0
+"""A later save is late when it has waited so many times as long as the longest before it."""
 
 
 class Voter:
@@ -58,6 +62,8 @@ class Voter:
         self._traces = traces
         self._agreed = False
         """Whether a save was released. If so, all ranks make the same saves."""
+        self._longest_wait = 0.0
+        """Seconds that a save has waited for the other ranks' writes, at most."""
 
     def serve(self, answer: Callable[[Event], None]) -> None:
         """Carry out orders, until told to end."""
@@ -142,6 +148,7 @@ class Voter:
             if not decision.released:
                 return decision
             call.written, call.written_at = decision, time.monotonic()
+            self._longest_wait = max(self._longest_wait, call.written_at - call.voted_at)
             different = different_saves(numbers(decision.payloads))
             self._agreed = self._agreed or different is None
             if call.commit is None:
@@ -154,10 +161,11 @@ class Voter:
         report = replace(call.report, seconds=call.seconds, commits=True)
         return self._commits.vote(call.commit_failure, self._timeout, report=report)
 
-    def _early_warning(self, call: Call) -> EarlyWarning | None:
-        """Return the warning for a save that perhaps only some ranks make."""
+    def _early_warning(self, call: Call) -> EarlyWarning:
+        """Return when to warn: soon of ranks that perhaps make no saves, later of writers that may hang."""
         if self._agreed:
-            return None
+            after = max(LATE_WARNING, LATE_FACTOR * self._longest_wait)
+            return EarlyWarning(after, late_hint(call.name, self._barrier.run_id))
         return EarlyWarning(EARLY_WARNING + call.seconds, early_hint(call.name, self._barrier.rank))
 
     def _clean(self, call: Call) -> None:

@@ -1,9 +1,9 @@
 """What a forked child does: write, report to its parent through a pipe, and end.
 
 It shares the parent's memory as it was at the fork, and nothing else that it could harm. It does not touch
-CUDA or gRPC. It closes the parent's sockets, resets the parent's signal handlers, and prints to streams of
-its own. It runs without garbage collection, which would run the finalizers of the parent's objects. It ends
-without any cleanup.
+CUDA or gRPC. It closes the parent's sockets, resets the parent's signal handlers, and gives the text streams
+new locks. It runs without garbage collection, which would run the finalizers of the parent's objects. It
+ends without any cleanup.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from typing import NoReturn
 import torch
 
 from muster.worker.saves.failure import MAX_TEXT, failure_text
-from muster.worker.saves.writers.child_streams import replace_streams
+from muster.worker.saves.writers.stream_locks import renew_stream_locks
 
 IGNORED = (signal.SIGTERM, signal.SIGHUP)
 """The signals that a writing process ignores. To stop a rank, torchrun sends them to its whole process group,
@@ -63,7 +63,7 @@ def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
 
 def _settle_down(report: int, parent: int) -> None:
     gc.disable()
-    replace_streams()
+    renew_stream_locks()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ignore_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)

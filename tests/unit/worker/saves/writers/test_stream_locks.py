@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,16 +14,18 @@ import pytest
 from lab.patience import PATIENCE
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.writers import child
+from muster.worker.saves.writers.stream_locks import renew_stream_locks
 
 
 class SlowFile(io.RawIOBase):
-    """A file to which this process writes only when it is told to.
+    """A file to which this process, but not its child, writes only when it is told to.
 
     Args:
         path: the file.
     """
 
     def __init__(self, path: Path) -> None:
+        self._owner = os.getpid()
         self._file = path.open("ab", buffering=0)
         self.entered = threading.Event()
         self.go_on = threading.Event()
@@ -35,7 +38,7 @@ class SlowFile(io.RawIOBase):
 
     def write(self, data: object) -> int:
         self.entered.set()
-        assert self.go_on.wait(PATIENCE)
+        assert os.getpid() != self._owner or self.go_on.wait(PATIENCE)
         return self._file.write(data)  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -83,7 +86,7 @@ def test_child_prints_while_its_parent_does(name: str, tmp_path: Path, monkeypat
 
 def test_child_logs_while_its_parent_does(tmp_path: Path):
     path = tmp_path / "log"
-    logger = logging.getLogger("tests.child_streams")
+    logger = logging.getLogger("tests.stream_locks")
     logger.propagate = False
     with locked(path) as stream:
         handler = logging.StreamHandler(stream)
@@ -96,18 +99,10 @@ def test_child_logs_while_its_parent_does(tmp_path: Path):
         assert path.read_text() == "child\n"
 
 
-def test_child_has_a_stream_in_place_of_an_object_that_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Such as one that writes to two streams, of which one may be locked."""
-
-    class Tee:
-        def flush(self) -> None:
-            """Nothing is kept."""
-
-    monkeypatch.setattr(sys, "stdout", Tee())
-    seen = tmp_path / "seen"
-    request = AsyncRequest(lambda: seen.write_text(str(sys.stdout.fileno())), (), [])
-    assert ForkCaller().start(request).wait(PATIENCE).failure is None
-    assert seen.read_text() == "1"
-    assert isinstance(sys.stdout, Tee)
+def test_streams_without_a_lock_of_their_own_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    closed = io.TextIOWrapper(io.BytesIO())
+    closed.close()
+    for stream in (None, io.StringIO(), closed, object()):
+        monkeypatch.setattr(sys, "stdout", stream)
+        renew_stream_locks()
+        assert sys.stdout is stream

@@ -153,10 +153,10 @@ def main() -> None:
     born.write_text(
         f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
     )
-    born.rename(folder / f"worker-{os.getpid()}")
     # Its children have the handler and the file, too.
     with (folder / f"stacks-{os.getpid()}").open("a") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
+        born.rename(folder / f"worker-{os.getpid()}")
         _train(folder, place, kind, device, pause)
 
 

@@ -89,13 +89,13 @@ def early_hint(name: str, rank: int) -> str:
 
 
 def late_hint(name: str, run_id: str) -> str:
-    """What a rank that has written logs when the others take longer than they ever did.
+    """Return what a rank that has written logs when a save waits long for the others.
 
     Args:
         name: what people call the save.
         run_id: the run.
     """
     return (
-        f"{name} is written here, and no save before it has waited for so long. "
+        f"{name} is written here (the ranks' writes usually end at about the same time). "
         f"muster stack {run_id} shows what the missing ranks and their writers are doing."
     )

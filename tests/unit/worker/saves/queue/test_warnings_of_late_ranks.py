@@ -33,7 +33,7 @@ def test_first_save_warns_early_of_ranks_that_may_not_make_it(barrier: FakeBarri
     assert 'barrier=GrpcBarrier(barrier_prefix="save-0", participants=[0])' in first.hint
 
 
-@pytest.mark.parametrize(("longest", "after"), [(0.0, 60.0), (100.0, 300.0)])
+@pytest.mark.parametrize(("longest", "after"), [(0.0, 60.0), (20.0, 60.0), (21.0, 120.0), (100.0, 480.0)])
 def test_later_save_warns_when_it_waits_for_much_longer_than_those_before(
     barrier: FakeBarrier, longest: float, after: float
 ):

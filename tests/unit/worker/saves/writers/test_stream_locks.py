@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,10 +100,49 @@ def test_child_logs_while_its_parent_does(tmp_path: Path):
         assert path.read_text() == "child\n"
 
 
-def test_streams_without_a_lock_of_their_own_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("buffer", [io.BufferedWriter, io.BufferedRandom])
+def test_file_that_can_be_read_has_a_lock_too(buffer: type[Any], tmp_path: Path):
+    path = tmp_path / "log"
+    with path.open("w+b", buffering=0) as file, io.TextIOWrapper(buffer(file)) as stream:
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(sys, "stderr", stream)
+        try:
+            stream.buffer.write(b"of the parent")
+            renew_stream_locks()
+            stream.write("of the child")
+            stream.flush()
+        finally:
+            monkey.undo()
+        assert path.read_text() == "of the child"
+
+
+class Lazy(logging.Handler):
+    """A handler that has no stream yet."""
+
+    @property
+    def stream(self) -> object:
+        raise RuntimeError("not opened")
+
+
+class Unbuffered:
+    """A stream that does not say what it writes to."""
+
+    @property
+    def buffer(self) -> object:
+        raise ValueError("there is none")
+
+
+def test_no_stream_fails_a_save(monkeypatch: pytest.MonkeyPatch):
     closed = io.TextIOWrapper(io.BytesIO())
     closed.close()
-    for stream in (None, io.StringIO(), closed, object()):
-        monkeypatch.setattr(sys, "stdout", stream)
-        renew_stream_locks()
-        assert sys.stdout is stream
+    detached = io.TextIOWrapper(io.BufferedWriter(io.FileIO(os.devnull, "w")))
+    detached.detach().close()
+    logger, lazy = logging.getLogger("tests.stream_locks"), Lazy()
+    logger.addHandler(lazy)
+    try:
+        for stream in (None, io.StringIO(), closed, detached, Unbuffered(), object()):
+            monkeypatch.setattr(sys, "stdout", stream)
+            renew_stream_locks()
+            assert sys.stdout is stream
+    finally:
+        logger.removeHandler(lazy)

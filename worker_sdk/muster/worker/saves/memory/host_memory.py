@@ -16,7 +16,7 @@ import torch
 
 ALIGNMENT = 128
 """Bytes: a tensor begins at a multiple of it, as torch's own allocators have it, and shares no cache line."""
-NAME = "muster-save"
+BUFFER_NAME = "muster-save"
 """The name of each file of shared memory in ``/proc/self/maps``."""
 PORTABLE = 1
 """``cudaHostRegisterPortable``: the memory is pinned for every GPU."""
@@ -160,7 +160,7 @@ def map_files(files: Iterable[int]) -> list["ctypes.Array[ctypes.c_char]"]:
 
 
 def _memory_file(size: int) -> int:
-    file = os.memfd_create(NAME)
+    file = os.memfd_create(BUFFER_NAME)
     try:
         os.ftruncate(file, size)
     except BaseException:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from muster.worker.saves.memory.host_memory import NAME, HostMemory, aligned
+from muster.worker.saves.memory.host_memory import BUFFER_NAME, HostMemory, aligned
 from muster.worker.saves.memory.state_copy import ATOMS, StateCopy
 
 HOST = ("cpu", "meta")
@@ -25,8 +25,8 @@ SPARE_MEMORY = 0.9
 """The part of the free memory that a copy of the state may take."""
 ARRAY = "__array_interface__"
 """The attribute that tells a NumPy array; NumPy may not be installed."""
-_OWN_BUFFER = f"/memfd:{NAME} (deleted)"
-"""How a line of ``/proc/self/maps`` ends that is of the buffers of saves."""
+_OWN_BUFFER = f"/memfd:{BUFFER_NAME} (deleted)"
+"""The end of the lines of ``/proc/self/maps`` for the buffers of saves."""
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 """The variable in which torchrun says how many ranks this node has."""
 

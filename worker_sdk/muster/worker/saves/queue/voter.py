@@ -38,7 +38,8 @@ enough for a person who has just started the job, and well below the timeout."""
 LATE_WARNING = 60.0
 """Seconds, at the least, after which a rank logs which ranks a later save waits for."""
 LATE_FACTOR = 3.0
-"""A later save is late when it has waited so many times as long as the longest before it."""
+"""A later save is late when it has waited so many times as long as the longest before it. The time is then
+doubled from :data:`LATE_WARNING` on: a relay folds only arrivals with the same time."""
 
 
 class Voter:
@@ -144,11 +145,12 @@ class Voter:
             payload = encoded(order.since_abort, b"" if order.failure is not None else call.word())
             report = replace(call.report, seconds=call.seconds, commits=call.commit is None)
             early = self._early_warning(call)
+            asked = time.monotonic()
             decision = self._barrier.vote(order.failure, self._timeout, payload, early, report)
             if not decision.released:
                 return decision
             call.written, call.written_at = decision, time.monotonic()
-            self._longest_wait = max(self._longest_wait, call.written_at - call.voted_at)
+            self._longest_wait = max(self._longest_wait, call.written_at - asked)
             different = different_saves(numbers(decision.payloads))
             self._agreed = self._agreed or different is None
             if call.commit is None:
@@ -164,7 +166,9 @@ class Voter:
     def _early_warning(self, call: Call) -> EarlyWarning:
         """Return when to warn: soon of ranks that perhaps make no saves, later of writers that may hang."""
         if self._agreed:
-            after = max(LATE_WARNING, LATE_FACTOR * self._longest_wait)
+            after = LATE_WARNING
+            while after < LATE_FACTOR * self._longest_wait:
+                after *= 2
             return EarlyWarning(after, late_hint(call.name, self._barrier.run_id))
         return EarlyWarning(EARLY_WARNING + call.seconds, early_hint(call.name, self._barrier.rank))
 

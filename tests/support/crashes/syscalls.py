@@ -131,7 +131,7 @@ _LINE = re.compile(r"(\d+)\s+(\d+\.\d+) (.*)")
 _UNFINISHED = re.compile(r"(.*?)\s*<unfinished \.\.\.>")
 _RESUMED = re.compile(r"<\.\.\. \w+ resumed>(.*)")
 _CALL = re.compile(r"(\w+)\((.*)\)\s+= (-?\d+|\?)(?:<([^>]*)>)?(?: [A-Z(].*?)?(?: <(\d+\.\d+)>)?")
-_DESCRIPTOR = re.compile(r"(?:-?\d+|AT_FDCWD)<([^>]*)>")
+_DESCRIPTOR = re.compile(r"(?:-?\d+|AT_FDCWD)<([^>]*)>(?:\(deleted\))?")
 _STRING = re.compile(r'"([^"]*)"')
 
 

@@ -83,8 +83,8 @@ class FileSaver:
 class BlindCaller(ForkCaller):
     """Ignores how children end."""
 
-    def start(self, request: AsyncRequest) -> Write:
-        write = super().start(request)
+    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
+        write = super().start(request, copied)
         wait = write.wait
         write.wait = lambda timeout: Ending(None, wait(timeout).seconds)  # type: ignore[method-assign]
         return write

@@ -237,6 +237,8 @@ class Checkpointer:
                 shared = self._huge_pages.saving(tensors_of(state_dict))
             staged = time.monotonic()
             pending.begin()
+            if held is not None and type(planner) is not DefaultSavePlanner:
+                held.wait()  # Torch's own planner looks at no values.
             planner.set_up_planner(held.state if held is not None else state_dict, None, self._leads)
             negotiation = self._planning.begin(name, pending, planner.create_local_plan(), planner)
             final = planner.finish_plan(negotiation.share())
@@ -263,6 +265,7 @@ class Checkpointer:
 
             self._queue.schedule_async_request(
                 AsyncRequest(pending.write, (write_part,), []),
+                copied=held.wait if held is not None else None,
                 on_written=held.release if held is not None else None,
                 commit=commit,
                 on_decided=clean,

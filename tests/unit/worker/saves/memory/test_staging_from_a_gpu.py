@@ -1,16 +1,20 @@
 """Copies from GPUs to the host: the order of the calls to CUDA, and the buffers. The GPUs are a fake."""
 
 import os
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from lab.patience import PATIENCE
+from muster.worker import Checkpointer, TorchAsyncCheckpoint
 from muster.worker.saves import AsyncRequest, ForkCaller
-from muster.worker.saves.memory.staging import HostBuffers, unshared
+from muster.worker.saves.memory.staging import Held, HostBuffers, unshared
 from muster.worker.saves.memory.state_copy import StateCopy
-from tests.support.saves.fake_barrier import state_of
+from tests.support.saves.fake_barrier import FakeBarrier, state_of
 from tests.support.saves.mappings import permissions_at
 
 
@@ -66,9 +70,97 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def test_staging_waits_for_the_copies_of_every_gpu_in_use(cuda: FakeCuda):
-    HostBuffers().stage({"weight": torch.ones(3)})
-    assert cuda.calls == ["copy", "synchronize 0", "synchronize 2"]
+WAITED = ["synchronize 0", "synchronize 2"]
+"""The calls that wait for the copies of every GPU in use."""
+
+
+def test_copies_are_waited_for_once_when_they_are_needed(cuda: FakeCuda):
+    held = HostBuffers().stage({"weight": torch.ones(3)})
+    assert cuda.calls == ["copy"]
+    held.wait()
+    held.wait()
+    assert cuda.calls == ["copy", *WAITED]
+
+
+def test_no_copy_goes_to_memory_that_is_free_again(cuda: FakeCuda):
+    buffers = HostBuffers()
+    buffers.stage({"weight": torch.ones(3)}).release()
+    assert cuda.calls == ["copy", *WAITED]
+    cuda.calls.clear()
+    with pytest.raises(TypeError, match="pickle"):
+        buffers.stage([torch.ones(3), threading.Lock()])
+    assert cuda.calls == ["copy", *WAITED]
+
+
+class _Late:
+    """The copies of a fake GPU: what was staged arrives when it is waited for."""
+
+    def __init__(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        stage, fork = HostBuffers.stage, os.fork
+
+        def staged(buffers: HostBuffers, state: Any) -> Held:
+            held = stage(buffers, state)
+            value = held.state["weight"].clone()
+            held.state["weight"].zero_()
+
+            def arrive(_: int) -> None:
+                held.state["weight"].copy_(value)
+                cuda.calls.append("arrived")
+
+            monkeypatch.setattr(torch.cuda, "synchronize", arrive)
+            return held
+
+        def forked() -> int:
+            cuda.calls.append("fork")
+            return fork()
+
+        monkeypatch.setattr(HostBuffers, "stage", staged)
+        monkeypatch.setattr(os, "fork", forked)
+
+
+class _Planner(DefaultSavePlanner):
+    """It may look at values."""
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize(
+    ("planner", "calls"),
+    [
+        (None, ["copy", "fork", "arrived", "arrived"]),
+        (DefaultSavePlanner(), ["copy", "fork", "arrived", "arrived"]),
+        (_Planner(), ["copy", "arrived", "arrived", "fork"]),
+    ],
+)
+def test_a_save_forks_while_the_copies_go_on(
+    cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    planner: DefaultSavePlanner | None,
+    calls: list[str],
+):
+    _Late(cuda, monkeypatch)
+    weight = torch.full((3,), 7.0)
+    made = Checkpointer(tmp_path, copy=True, barrier=FakeBarrier())  # type: ignore[arg-type]
+    made.save(1, {"weight": weight}, planner=planner)
+    weight.zero_()
+    assert made.finalize(blocking=True) == [1]
+    made.load({"weight": weight})
+    made.close()
+    assert weight.tolist() == [7.0] * 3
+    assert cuda.calls == calls
+
+
+def test_a_file_is_written_when_the_copies_have_arrived(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    _Late(cuda, monkeypatch)
+    weight = torch.full((3,), 7.0)
+    checkpoint = TorchAsyncCheckpoint(barrier=FakeBarrier())  # type: ignore[arg-type]
+    checkpoint.async_save({"weight": weight}, tmp_path / "state.pt")
+    weight.zero_()
+    checkpoint.finalize_async_save(blocking=True, terminate=True)
+    assert torch.load(tmp_path / "state.pt")["weight"].tolist() == [7.0] * 3
+    assert cuda.calls == ["copy", "fork", "arrived", "arrived"]
 
 
 def test_pinned_tensors_are_copied_when_what_goes_to_them_has_arrived(
@@ -76,7 +168,7 @@ def test_pinned_tensors_are_copied_when_what_goes_to_them_has_arrived(
 ):
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
     HostBuffers().stage({"weight": torch.ones(3)})
-    assert cuda.calls == ["synchronize 0", "synchronize 2", "copy", "synchronize 0", "synchronize 2"]
+    assert cuda.calls == [*WAITED, "copy"]
 
 
 def test_fork_waits_for_every_gpu_in_use(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
@@ -93,7 +185,7 @@ def test_fork_waits_for_every_gpu_in_use(cuda: FakeCuda, monkeypatch: pytest.Mon
     assert write.wait(PATIENCE).failure is None
     assert state_of(write.pid) is None
     # Pinned memory can be shared memory, too: it is not copied before the copies to it have ended.
-    assert cuda.calls == ["preload", "synchronize 0", "synchronize 2", "copy", "fork"]
+    assert cuda.calls == ["preload", *WAITED, "copy", "fork"]
 
 
 def test_a_process_that_does_not_use_its_gpus_does_not_begin_to(

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from lab.patience import PATIENCE
 from muster.worker import MusterError
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.writers import forking
+from muster.worker.saves.writers.callers import ForkedWrite
 from tests.support.saves.fake_barrier import no_child_left, no_file_left
 
 Born = Callable[[int], list[int]]
@@ -87,6 +89,30 @@ def test_a_child_that_is_killed_at_once_is_not_taken_for_one_that_hangs(
     assert failure is not None
     assert "killed by SIGKILL" in failure
     assert len(born) == 1
+
+
+def test_the_child_lives_while_copies_go_on_and_writes_when_they_have_ended(tmp_path: Path):
+    shared = torch.zeros(3).share_memory_()
+    saved = tmp_path / "saved"
+
+    def copied() -> None:
+        shared.fill_(7)
+
+    with no_file_left(), no_child_left():
+        forked = forking.fork(lambda: saved.write_text(str(shared.tolist())) and None, copied)
+        assert ForkedWrite(forked, 0, 0, AsyncRequest(None, (), [])).wait(PATIENCE).failure is None
+    assert saved.read_text() == "[7.0, 7.0, 7.0]"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), KeyboardInterrupt()])
+def test_if_a_copy_fails_the_child_ends_and_writes_nothing(tmp_path: Path, error: BaseException):
+    def copied() -> None:
+        raise error
+
+    saved = tmp_path / "saved"
+    with no_file_left(), no_child_left(), pytest.raises(type(error)):
+        ForkCaller().start(AsyncRequest(saved.write_text, ("the state",), []), copied)
+    assert not saved.exists()
 
 
 @pytest.mark.parametrize(("pid", "collects"), [(7, True), (0, False), (None, True)])

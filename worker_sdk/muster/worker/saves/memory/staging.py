@@ -32,15 +32,23 @@ LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 
 
 class Held:
-    """A state on the host, and the memory that it is in."""
+    """A state on the host, and the memory that it is in. Copies from a GPU may still be under way."""
 
     def __init__(self, state: Any, memory: HostMemory, pool: "HostBuffers") -> None:  # noqa: ANN401
         self.state = state
         self.memory = memory
         self._pool = pool
+        self._copied = False
+
+    def wait(self) -> None:
+        """Wait for the copies: only then may the state be read, and what it was copied from be changed."""
+        if not self._copied:
+            synchronize()
+            self._copied = True
 
     def release(self) -> None:
-        """The write has ended: the memory may be used again."""
+        """The write has ended: the memory may be used again, as soon as no copy goes there any more."""
+        self.wait()
         self.state = None
         self._pool.give_back(self.memory)
 
@@ -61,7 +69,7 @@ class HostBuffers:
         """Copy every tensor of a state to the host. What is not a tensor is copied as well.
 
         The copies from a GPU run on its current stream, after the work that is queued there. They have ended
-        when this returns.
+        when :meth:`Held.wait` returns.
 
         Args:
             state: dictionaries, lists and tuples of tensors and other values.
@@ -81,9 +89,8 @@ class HostBuffers:
             check_memory(size - memory.size)
             memory.begin(size)
             copied = StateCopy(memory.storage).copy(state)
-            synchronize()
         except BaseException:
-            self.give_back(memory)
+            Held(None, memory, self).release()  # Some copies may be under way.
             raise
         return Held(copied, memory, self)
 

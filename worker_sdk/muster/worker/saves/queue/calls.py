@@ -24,7 +24,8 @@ class SaveTimings:
     preload: float
     """Planning, and bringing tensors to the host; the training thread waits."""
     start: float
-    """The fork, or handing over to the worker; the training thread waits."""
+    """The fork, or handing over to the worker, and what is left of a GPU's copies; the training thread
+    waits."""
     write: float = 0.0
     """From the start to the end of this rank's write."""
     vote: float = 0.0

@@ -192,6 +192,7 @@ class AsyncCallsQueue:
         self,
         async_request: AsyncRequest,
         *,
+        copied: Callable[[], None] | None = None,
         on_written: Callable[[], None] | None = None,
         commit: Callable[[Decision], None] | None = None,
         on_decided: Callable[[], None] | None = None,
@@ -205,6 +206,8 @@ class AsyncCallsQueue:
 
         Args:
             async_request: what to write, and what to do when every rank has written.
+            copied: waits for the copies that a GPU still makes to buffers that the request reads, which
+                forked children share. A child is forked meanwhile.
             on_written: called, on another thread, when this rank's write has ended, well or not: what it
                 read may be used again.
             commit: called, on another thread, when every rank has written, with that decision. The save is
@@ -237,7 +240,7 @@ class AsyncCallsQueue:
             request = request._replace(call_idx=self._reserve(call))
             if request.async_fn is not None:
                 # No signal is handled between the end of a function in Python and the next instruction.
-                call.write = self._caller.start(request)
+                call.write = self._caller.start(request, copied)
             self._loop.post(Filled(call))
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it soon, and stay in step.

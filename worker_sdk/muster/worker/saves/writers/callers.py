@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import get_context, process, resource_tracker, util
@@ -74,8 +75,14 @@ class Write(Protocol):
 class AsyncCaller(Protocol):
     """Starts writes."""
 
-    def start(self, request: AsyncRequest) -> Write:
-        """Bring the tensors to the host, and start to write aside."""
+    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
+        """Bring the tensors to the host, and start to write aside.
+
+        Args:
+            request: what to write.
+            copied: waits for copies that a GPU still makes, to memory that this process shares with its
+                children. Nothing is read there before it has returned.
+        """
         ...
 
     def close(self) -> None:
@@ -98,12 +105,12 @@ class ForkCaller:
         if hint := handlers_hint():
             logger.warning("saves are written by forked children, but %s", hint)
 
-    def start(self, request: AsyncRequest) -> Write:
-        """Fork a child that writes."""
+    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
+        """Fork a child that writes, while copies to the memory that it shares still go on."""
         began = time.monotonic()
-        request = _on_host(request)
+        request = _on_host(request, copied is not None)
         preloaded = time.monotonic()
-        forked = forking.fork(request.write)
+        forked = forking.fork(request.write, copied)
         try:
             # The request holds the host's buffers, which must not be used again while the child reads them:
             # pinned ones are shared with it.
@@ -117,11 +124,17 @@ class ForkCaller:
         """Nothing is kept."""
 
 
-def _on_host(request: AsyncRequest) -> AsyncRequest:
-    """Return the same request with a state that a forked child sees as it is now."""
+def _on_host(request: AsyncRequest, staged: bool) -> AsyncRequest:
+    """Return the same request with a state that a forked child sees as it is now.
+
+    Args:
+        request: the request.
+        staged: whether its tensors are in buffers of saves, where the copies to them are waited for.
+    """
     request = request.preloaded()
-    # First of all: pinned memory, to which copies may be under way, can be shared memory, too.
-    synchronize()
+    if not staged:
+        # First of all: pinned memory, to which copies may be under way, can be shared memory, too.
+        synchronize()
     function, args, kwargs = unshared((request.async_fn, request.async_fn_args, request.async_fn_kwargs))
     return request._replace(async_fn=function, async_fn_args=args, async_fn_kwargs=kwargs)
 
@@ -192,9 +205,11 @@ class PersistentCaller:
         self._worker: _Worker | None = None
         self._buffers = HostBuffers(shared=True)
 
-    def start(self, request: AsyncRequest) -> Write:
+    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
         """Put the request into shared memory, and tell the worker; nobody waits until it reads that."""
         began = time.monotonic()
+        if copied is not None:
+            copied()
         worker = self._usable_worker()
         held, location = self._on_host(request)
         preloaded = time.monotonic()
@@ -231,7 +246,9 @@ class PersistentCaller:
                 async_fn_kwargs={name: arguments[name] for name in request.async_fn_kwargs},
                 finalize_fns=[],
             )
-            return held, handover.pickle_into(held.memory, request)
+            location = handover.pickle_into(held.memory, request)
+            held.wait()
+            return held, location
         except BaseException:
             held.release()
             raise

@@ -47,14 +47,43 @@ class Child:
         os.close(self.report)
 
 
-def fork(write: Callable[[], None]) -> Child:
+def fork(write: Callable[[], None], ready: Callable[[], None] | None = None) -> Child:
     """Fork a child that writes.
+
+    Args:
+        write: what the child does.
+        ready: waits, in this process, for what the child must not read yet, such as memory to which a GPU
+            copies. The child writes when it has returned.
 
     Raises:
         MusterError: none of the children that were forked has shown that it lives.
         OSError: the system has no room for another process.
+        Exception: what ``ready`` raised. The child has ended then.
     """
     child.flush()  # Else the child would write it once more.
+    if ready is None:
+        return _living(write)
+    gate = os.eventfd(0)
+
+    def write_when_ready() -> None:
+        os.eventfd_read(gate)
+        write()
+
+    try:
+        forked = _living(write_when_ready)
+        try:
+            ready()
+            os.eventfd_write(gate, 1)
+        except BaseException:
+            forked.end()
+            raise
+        return forked
+    finally:
+        os.close(gate)
+
+
+def _living(write: Callable[[], None]) -> Child:
+    """Return a child that has shown that it lives."""
     for seconds in SIGN_TIMEOUTS:
         forked = _begin(write)
         try:

@@ -237,9 +237,10 @@ def _measure(cell: Cell, repeats: int, device: str, folder: Path) -> None:
 
 def page(machine: dict[str, str], cells: list[Cell]) -> str:
     """Return the page for the documentation."""
-    parts = [_INTRODUCTION]
+    parts = [_TITLES[machine.get("device", "cpu")], _INTRODUCTION]
     for saved_by, title in ((1, "Same world size"), (2, "Saved by two ranks, loaded by one")):
-        parts += [f"## {title}", _table([cell for cell in cells if cell.saved_by == saved_by])]
+        if these := [cell for cell in cells if cell.saved_by == saved_by]:
+            parts += [f"## {title}", _table(these)]
     described = "\n".join(f"- {key}: {value}" for key, value in machine.items())
     return "\n\n".join([*parts, _METHOD, "## Machine", described]) + "\n"
 
@@ -265,10 +266,10 @@ def _table(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
-_INTRODUCTION = """# Loads beside the peers
+_TITLES = {"cpu": "# Loads beside the peers", "cuda": "# Loads to a GPU, beside the peers"}
 
-How long it takes to fill a state that is there, for Muster with its digests verified and without, and for
-what else loads PyTorch state."""
+_INTRODUCTION = """How long it takes to fill a state that is there, for Muster with its digests verified
+and without, and for what else loads PyTorch state."""
 
 _METHOD = """## How it was measured
 

@@ -175,7 +175,9 @@ _METHOD = """## How it was measured
 _CAUTION_GPU = """## What to keep in mind
 
 - One run, one rank, one GPU. With one rank the wait for other ranks is not in it.
-- The first save of each system gets and pins its host memory, and takes that long."""
+- The first save of each system gets and pins its host memory, and takes that long.
+- No save can stall for less than the copy to the host takes, and a target below it cannot be met: until the
+  copy has ended, the state must not be changed."""
 
 _CAUTION = """## What to keep in mind
 

@@ -98,8 +98,11 @@ def test_the_child_lives_while_copies_go_on_and_writes_when_they_have_ended(tmp_
     def copied() -> None:
         shared.fill_(7)
 
+    def write() -> None:
+        saved.write_text(str(shared.tolist()))
+
     with no_file_left(), no_child_left():
-        forked = forking.fork(lambda: saved.write_text(str(shared.tolist())) and None, copied)
+        forked = forking.fork(write, copied)
         assert ForkedWrite(forked, 0, 0, AsyncRequest(None, (), [])).wait(PATIENCE).failure is None
     assert saved.read_text() == "[7.0, 7.0, 7.0]"
 

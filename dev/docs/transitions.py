@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from muster.worker.saves.queue.ledger import QUEUE_MOVES, SAVE_MOVES
+from muster.worker.saves.queue.states import QUEUE_MOVES, SAVE_MOVES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/architecture.md"
 

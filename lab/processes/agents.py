@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from lab.patience import PATIENCE, until
 from lab.processes.fork_client import TORCH
 from lab.processes.torchrun import torchrun
@@ -51,6 +53,8 @@ CONF = {
     "read_timeout": 10,
 }
 """torch's settings, shortened."""
+CLOCK_ERROR = 1.0
+"""Seconds: the kernel tells the machine's start, from which a process's is counted, in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Worker:
     rank: int
     world_size: int
     agent: int
+    seen_at: float
+    """Seconds since 1970 when it had come through. A process with its number that began later is another."""
 
 
 class Job:
@@ -108,7 +114,7 @@ class Job:
         for agent in self.agents:
             agent.kill()
         for worker in self.workers():
-            _kill(worker.pid)
+            _kill(worker)
 
     def agent(
         self, nnodes: str, *, endpoint: str = "", address: str = "127.0.0.1", node: str = "", **conf: int
@@ -124,7 +130,8 @@ class Job:
         found = []
         for path in self.folder.glob("worker-*"):
             round, rank, size, agent = (int(part) for part in path.read_text().split())
-            found.append(Worker(int(path.name.removeprefix("worker-")), round, rank, size, agent))
+            pid = int(path.name.removeprefix("worker-"))
+            found.append(Worker(pid, round, rank, size, agent, path.stat().st_mtime))
         return sorted(found, key=lambda worker: (worker.round, worker.rank))
 
     def round(self, size: int, *, after: int = -1) -> list[Worker]:
@@ -205,9 +212,12 @@ class Agent:
         self.process.wait()
         for worker in self._job.workers():
             if worker.agent == self.process.pid:
-                _kill(worker.pid)
+                _kill(worker)
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _kill(worker: Worker) -> None:
+    """SIGKILL a worker, if it lives. Numbers are given again within minutes on a machine that runs tests."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(worker.pid)
+        if process.create_time() < worker.seen_at + CLOCK_ERROR:
+            process.kill()

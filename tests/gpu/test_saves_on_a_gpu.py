@@ -18,10 +18,7 @@ from muster.worker import Checkpointer, GrpcBarrier, TorchAsyncCheckpoint
 from muster.worker.saves import AsyncRequest, ForkCaller
 from tests.support.saves.fake_barrier import no_child_left
 
-pytestmark = [
-    pytest.mark.gpu_only,
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
-]
+pytestmark = pytest.mark.gpu_only
 
 SIZE = 4 << 20
 """Elements of a tensor: 16 MiB."""

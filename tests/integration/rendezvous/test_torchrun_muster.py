@@ -85,6 +85,37 @@ def test_later_node_is_admitted_and_a_leaving_node_noticed_at_once(coordinator: 
     assert first_agent.wait() == 0, job.said()
 
 
+STUCK = '''
+"""Wait as for a collective that never ends, until a file tells to finish."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+said = " ".join((os.environ["MUSTER_ROUND"], os.environ["RANK"], os.environ["WORLD_SIZE"], str(os.getppid())))
+born = folder / f"born-{os.getpid()}"
+born.write_text(said)
+born.rename(folder / f"worker-{os.getpid()}")
+while not (folder / "finish").exists():
+    time.sleep(0.02)
+'''
+
+
+def test_workers_do_not_wait_for_those_of_an_agent_that_was_terminated(
+    coordinator: Coordinator, tmp_path: Path
+):
+    with Job(tmp_path, coordinator.endpoint, program=STUCK, restarts=0) as job:
+        agents = [job.agent("1:2") for _ in range(2)]
+        both = job.round(2)
+        agents[0].terminate()
+        alone = job.round(1, after=both[0].round)
+        assert alone[0].agent == agents[1].process.pid
+        job.finish()
+        assert agents[1].wait() == 0, job.said()
+
+
 def test_the_job_outlives_its_coordinator(coordinator: Coordinator, job: Job):
     agents = [job.agent("2", keep_alive_max_attempt=60) for _ in range(2)]
     first = job.round(2)

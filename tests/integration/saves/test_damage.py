@@ -16,8 +16,6 @@ from tests.support.crashes.faults import BUCKET, ERRORS, FOLDER, Fault, failing,
 from tests.support.saves.damaged_job import KINDS, TARGETS, Injection, Job, Resumed
 from tests.support.saves.savers import Failed, all_of, savers
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
 OLDER, NEWEST = 1, 2
 DOSE = 24
 """Injections for each place and world size: each kind at each target."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dev.docs.transitions import PAGE, diagram, filled
 from muster.service.core.vocabulary.model import Outcome
-from muster.worker.saves.queue.ledger import QueueState
+from muster.worker.saves.queue.states import QueueState
 
 PROTOCOL = Path(__file__).resolve().parents[3] / "docs/protocol.md"
 

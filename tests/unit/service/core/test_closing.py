@@ -170,6 +170,15 @@ def test_closed_run_without_a_round_admits_no_new_rank():
     assert world.start(1).refusals[-1].refusal.reason is Reason.RUN_CLOSED
 
 
+def test_nodes_that_leave_a_closed_run_are_not_lost_to_the_others():
+    world = RendezvousWorld(nodes(1, 2))
+    a, b = world.several("a", "b")
+    world.close()
+    a.leave()
+    world.wait(KEEP_ALIVE)
+    assert (b.rank, b.waiting, b.lost, len(world.rendezvous.losses)) == (1, 0, 0, 0)
+
+
 def test_workers_of_the_last_round_may_still_start_a_checkpoint(job):
     """They may have said no hello before the run was closed."""
     job.close("me", "done")

@@ -24,8 +24,6 @@ from tests.support.meeting import in_thread
 from tests.support.saves.fake_barrier import no_child_left
 from tests.support.saves.round_table import RoundTable, Seat
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
 RANKS = 3
 
 

@@ -7,6 +7,7 @@ commits.
 
 import operator
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -490,6 +491,10 @@ class Checkpointer:
         self, state_dict: dict[str, Any], planner: LoadPlanner | None
     ) -> Callable[[VerifyingReader], None]:
         def load(reader: VerifyingReader) -> None:
-            load_state(state_dict, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+                load_state(
+                    state_dict, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized()
+                )
 
         return load

@@ -1,4 +1,7 @@
-"""The nodes that a complete round has lost: their connections ended, and they did not come back in time."""
+"""The nodes that a complete round has lost: they left it, or did not come back in time.
+
+The others' workers may wait for theirs in a collective.
+"""
 
 import math
 

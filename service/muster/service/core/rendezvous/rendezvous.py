@@ -192,13 +192,13 @@ class Rendezvous:
             node.wait_back(grace, now.monotonic, outage)
             self._timers.arm(self, node.back_by)
 
-    def leave(self, incarnation: str, reason: str, now: Instant, effects: Effects) -> bool:
-        """Give up a node's place on its request. Returns whether it had one."""
+    def leave(self, incarnation: str, reason: str, over: bool, now: Instant, effects: Effects) -> bool:
+        """Give up a node's place; return whether it had one. Unless ``over``, its round has lost it."""
         node = self.find(incarnation)
         if node is None:
             return False
         why = f"left ({report.shown(reason)})" if reason else "left"
-        self._refuse(node, refusals.left(self.run_id, node), effects)
+        self._refuse(node, refusals.left(self.run_id, node), effects, lost=self.stopped is None and not over)
         self._record_departure(node, why, now.monotonic, effects)
         self._advance(now, effects)
         return True
@@ -301,7 +301,7 @@ class Rendezvous:
         self._places.of(node.standing)[node.info.incarnation] = node
 
     def _vacate(self, node: Node, effects: Effects, *, lost: bool = False) -> None:
-        """Take a node's place away."""
+        """Take a node's place away. If it is lost, the others of its round are to hear of it."""
         del self._places.of(node.standing)[node.info.incarnation]
         if self.complete and node.standing is NodeStanding.PARTICIPANT:
             if lost:
@@ -314,8 +314,8 @@ class Rendezvous:
         text = f"node {node} of round {self.round}: {reason}"
         effects.notices.append(Notice("node.gone", self.run_id, text))
 
-    def _refuse(self, node: Node, refusal: Refusal, effects: Effects) -> None:
-        self._vacate(node, effects)
+    def _refuse(self, node: Node, refusal: Refusal, effects: Effects, *, lost: bool = False) -> None:
+        self._vacate(node, effects, lost=lost)
         if node.session is not None:
             effects.send(node.session, Refused(refusal, final=True))
 

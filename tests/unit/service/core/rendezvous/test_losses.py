@@ -3,7 +3,7 @@
 import pytest
 
 from muster.service.core.rendezvous.losses import RESTART_TIME
-from muster.service.core.vocabulary.events import LeaveRendezvous, RequestSave
+from muster.service.core.vocabulary.events import RequestSave
 from muster.service.core.vocabulary.model import Save
 from muster.service.core.vocabulary.records import ParticipantRecord
 from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, Agent, RendezvousWorld, nodes
@@ -85,12 +85,12 @@ def test_lost_node_is_not_forgotten_when_the_coordinator_restarts(told: bool):
     assert (a.lost, b.lost) == (1, 1)
 
 
-def test_node_that_leaves_is_not_lost():
+def test_node_that_leaves_while_the_job_goes_on_is_lost_without_its_keep_alive():
     world = RendezvousWorld()
     a, b, leaves = complete(world, 2, 3)
-    world.do(LeaveRendezvous(world.new_session(), leaves.run, leaves.incarnation, ""))
-    world.wait(2 * KEEP_ALIVE)
-    assert (a.lost, b.lost) == (0, 0)
+    leaves.leave("the agent ended")
+    world.wait(1.0)
+    assert (a.lost, b.lost) == (1, 1)
 
 
 def test_lost_node_that_comes_back_waits_for_the_next_round():

@@ -22,8 +22,6 @@ from muster.worker.saves.storage.open_storage import absolute
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.local.conftest import LocalJob, state
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
 
 def part(job: LocalJob, node: int, attempt: str, rank: int) -> Path:
     return job.nodes[node].folder.path / attempt / f"__{rank}_0.distcp"

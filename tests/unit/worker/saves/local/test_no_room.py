@@ -18,8 +18,6 @@ from muster.worker.saves.local import local_storage, room
 from muster.worker.saves.storage.folder_storage import PendingFolder, StepWriter
 from tests.unit.worker.saves.local.conftest import LocalJob, state
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
 
 def full_node(job: LocalJob, monkeypatch: pytest.MonkeyPatch, *ranks: int) -> None:
     """The disks of these ranks' nodes are full."""

@@ -122,7 +122,6 @@ class _Planner(DefaultSavePlanner):
     """It may look at values."""
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize(
     ("planner", "calls"),
     [

@@ -13,41 +13,42 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from muster.worker.decision import Outcome as BarrierOutcome
 from muster.worker.errors import MusterError, OutcomeUnknownError
-from muster.worker.saves.queue.ledger import (
-    Abandoned,
-    Abort,
+from muster.worker.saves.queue.effects import (
     Answer,
     Await,
-    CheckOpen,
     Clean,
+    Doubt,
+    EndWrite,
+    Order,
+    Outcome,
+    Over,
+    Reopen,
+    Reserved,
+    Shut,
+    View,
+    Vote,
+)
+from muster.worker.saves.queue.events import (
+    Abandoned,
+    Abort,
+    CheckOpen,
     Cleaned,
     Close,
     Decided,
-    Doubt,
-    EndWrite,
     EndWrites,
     Event,
     Filled,
     Forget,
-    Ledger,
     Look,
-    Order,
-    Outcome,
     OutcomeUnknown,
-    Over,
-    QueueState,
-    Reopen,
     Reopened,
     Reserve,
-    Reserved,
-    SaveState,
-    Shut,
     Take,
-    View,
-    Vote,
     Wait,
     WriteEnded,
 )
+from muster.worker.saves.queue.ledger import Ledger
+from muster.worker.saves.queue.states import QueueState, SaveState
 
 THREADS = (1, 2)
 REFUSED = MusterError("refused")

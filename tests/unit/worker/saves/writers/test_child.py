@@ -1,6 +1,7 @@
 """What a forked child is, seen from inside: it writes down what it finds."""
 
 import gc
+import io
 import json
 import os
 import resource
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from lab.patience import PATIENCE
+from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.failure import MAX_TEXT
+from muster.worker.saves.writers import child
 from muster.worker.saves.writers.child import wait_readable
 from tests.support.saves.fake_barrier import state_of
 
@@ -103,13 +106,59 @@ if __name__ == "__main__":
     )
     with parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        handle = os.pidfd_open(child)
+        born = int(parent.stdout.readline())
+        handle = os.pidfd_open(born)
         parent.kill()
     try:
         assert wait_readable(handle, PATIENCE)
     finally:
         os.close(handle)
+
+
+class Stuck(io.StringIO):
+    """A stream with a lock of its own, which in a child nobody gives back.
+
+    Args:
+        sign: the file that it makes when it waits for the lock.
+    """
+
+    def __init__(self, sign: Path) -> None:
+        super().__init__()
+        self._parent = os.getpid()
+        self._sign = sign
+
+    def flush(self) -> None:
+        """Wait for ever, in a child."""
+        if os.getpid() != self._parent:
+            self._sign.touch()
+            threading.Event().wait()
+
+
+def test_a_child_that_cannot_print_has_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(child, "PRINT_TIMEOUT", 0.05)
+    monkeypatch.setattr(sys, "stdout", Stuck(tmp_path / "sign"))
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGALRM,))
+    try:
+        write = ForkCaller().start(AsyncRequest((tmp_path / "saved").write_text, ("the state",), []))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
+        signal.signal(signal.SIGALRM, before)
+    assert write.wait(PATIENCE).failure is None
+    assert (tmp_path / "sign").exists()
+    assert "a save was written; then the writing process was killed by SIGALRM" in caplog.text
+
+
+def test_a_save_that_was_ended_has_failed_also_if_all_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "stdout", Stuck(tmp_path / "sign"))
+    write = ForkCaller().start(AsyncRequest(lambda: None, (), []))
+    until((tmp_path / "sign").exists)
+    write.abort("the job has ended")
+    assert write.wait(PATIENCE).failure == "the job has ended"
 
 
 def test_a_large_error_text_comes_whole_as_far_as_a_vote_takes_it():

@@ -1,4 +1,4 @@
-"""The state of a queue of saves: a pure function of events to effects, without threads, clocks or I/O.
+"""The saves of a queue: a pure function of events to effects, without threads, clocks or I/O.
 
 The loop thread feeds events in, one after the other, and carries the effects out. A save is opaque here:
 any object that stands for it. The tables :data:`QUEUE_MOVES` and :data:`SAVE_MOVES` say every change of
@@ -8,329 +8,45 @@ state that can happen.
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from threading import Thread
-from typing import Any, TypeAlias
+from typing import Any
 
 from muster.worker.errors import MusterError, OutcomeUnknownError
-
-Save: TypeAlias = Any
-"""Stands for one save."""
-Asker: TypeAlias = Any
-"""Stands for a caller that waits for an answer."""
-
-
-class QueueState(Enum):
-    """What a queue does with a new save."""
-
-    OPEN = "open"
-    """Takes it."""
-    CLOSING = "closing"
-    """Refuses it; earlier saves are not decided yet."""
-    CLOSED = "closed"
-    """Refuses it, for good."""
-    ABORTED = "aborted"
-    """Opens again for it. A new queue begins like this, too."""
-
-
-class SaveState(Enum):
-    """How far a save has come on this rank."""
-
-    RESERVED = "reserved"
-    """It has its number; its caller still prepares it."""
-    WRITING = "writing"
-    """Its caller has handed it over; its write, if there is one, has not ended."""
-    WRITTEN = "written"
-    """Its write has ended, well or not. The ranks vote."""
-    DECIDED = "decided"
-    """Its outcome is known, or given up as unknown."""
-    FINALIZED = "finalized"
-    """A caller has taken it, to finalize it or to raise its error."""
-    DROPPED = "dropped"
-    """An abort has taken it: it is never finalized."""
-
-
-QUEUE_MOVES: Mapping[QueueState, frozenset[QueueState]] = {
-    QueueState.OPEN: frozenset({QueueState.CLOSING}),
-    QueueState.CLOSING: frozenset({QueueState.CLOSED, QueueState.ABORTED}),
-    QueueState.ABORTED: frozenset({QueueState.OPEN, QueueState.CLOSED}),
-    QueueState.CLOSED: frozenset(),
-}
-SAVE_MOVES: Mapping[SaveState, frozenset[SaveState]] = {
-    SaveState.RESERVED: frozenset({SaveState.WRITING, SaveState.WRITTEN}),
-    SaveState.WRITING: frozenset({SaveState.WRITTEN}),
-    SaveState.WRITTEN: frozenset({SaveState.DECIDED}),
-    SaveState.DECIDED: frozenset({SaveState.FINALIZED, SaveState.DROPPED}),
-    SaveState.FINALIZED: frozenset(),
-    SaveState.DROPPED: frozenset(),
-}
-
-# ---------------------------------------------------------------------- events: from callers
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """A caller begins a save."""
-
-    save: Save
-    thread: int
-    """The caller's. A thread that begins a save no longer prepares an earlier one."""
-    asker: Asker
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """The caller has started the save's write, or the save has no write."""
-
-    save: Save
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """The caller cannot go on with the save. It says so, or its frame is gone.
-
-    It is stale, and changes nothing, once the save is filled or if it was never reserved.
-    """
-
-    save: Save
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOpen:
-    """Does the queue take saves? An aborted one opens again."""
-
-    asker: Asker
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How does the queue stand?"""
-
-    asker: Asker
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait until every save is decided, except one that this thread itself prepares."""
-
-    thread: int
-    asker: Asker
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Take the oldest save, if it is decided."""
-
-    asker: Asker
-
-
-@dataclass(frozen=True, slots=True)
-class EndWrites:
-    """End every write that is under way."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Take no further saves, and end when all are decided."""
-
-    thread: int
-    """The caller's, which no longer prepares a save."""
-    asker: Asker
-    """Waits for the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """End every write, finalize nothing, and open again for the next save unless the queue was closed."""
-
-    reason: str
-    asker: Asker
-    """Waits for the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Nobody holds the queue any more."""
-
-
-# ---------------------------------------------------------------------- events: from the two threads
-
-
-@dataclass(frozen=True, slots=True)
-class Reopened:
-    """The queue has its group."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriteEnded:
-    """The answer to :class:`Await`."""
-
-    save: Save
-    failure: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """An answer to :class:`Vote`."""
-
-    save: Save
-    error: MusterError | None
-    """None: every rank has written, and the commit succeeded on every rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeUnknown:
-    """The other answer to :class:`Vote`: the coordinator was away for as long as a save may take."""
-
-    save: Save
-    error: OutcomeUnknownError
-
-
-@dataclass(frozen=True, slots=True)
-class Cleaned:
-    """The answer to :class:`Clean`."""
-
-    save: Save
-
-
-Question: TypeAlias = Reserve | CheckOpen | Look | Wait | Take | Abort
-Event: TypeAlias = (
-    Question
-    | Filled
-    | Abandoned
-    | EndWrites
-    | Close
-    | Forget
-    | Reopened
-    | WriteEnded
-    | Decided
-    | OutcomeUnknown
-    | Cleaned
+from muster.worker.saves.queue.effects import (
+    Answer,
+    Await,
+    Clean,
+    Doubt,
+    Effect,
+    EndWrite,
+    Order,
+    Outcome,
+    Over,
+    Reopen,
+    Reserved,
+    Shut,
+    View,
+    Vote,
 )
-
-# ---------------------------------------------------------------------- answers
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """How a queue stands."""
-
-    state: QueueState
-    next_idx: int
-    """The number of the next save."""
-    ready: int
-    """How many saves, from the oldest on, are decided."""
-    unfinalized: int
-    """How many are neither finalized nor dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A save that is decided."""
-
-    save: Save
-    error: MusterError | None
-    """Why it must not be finalized."""
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """A queue has ended."""
-
-    dropped: tuple[Outcome, ...]
-    """The saves that an abort has dropped, oldest first."""
-    error: BaseException | None = None
-    """Why the writers could not be released."""
-    thread: Thread | None = None
-    """The thread that has closed the queue, and is about to end."""
-
-
-# ---------------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Give a caller its answer. An exception is raised there."""
-
-    asker: Asker
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Tell a save and its caller the save's number."""
-
-    save: Save
-    idx: int
-    asker: Asker
-
-
-@dataclass(frozen=True, slots=True)
-class Reopen:
-    """Take the group, then hand in :class:`Reopened` and the question again; or refuse the question."""
-
-    question: Reserve | CheckOpen
-
-
-@dataclass(frozen=True, slots=True)
-class EndWrite:
-    """Kill a save's writer, if it has one."""
-
-    save: Save
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Await:
-    """Wait for the end of a save's write; then its memory may be used again."""
-
-    save: Save
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """Vote on a save, and on its commit if every rank has written."""
-
-    save: Save
-    failure: str | None
-    """Why this rank's write failed."""
-    since_abort: int | None
-    """How many saves came before it since the last abort; None before any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clean:
-    """Clean up after a save that is decided."""
-
-    save: Save
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """The group may never take another save: this rank gives up a save whose outcome it does not know."""
-
-    save: Save
-
-
-@dataclass(frozen=True, slots=True)
-class Shut:
-    """Release the writers and the group, and tell the callers that wait for it."""
-
-    askers: tuple[Asker, ...]
-    dropped: tuple[Outcome, ...]
-    """The saves that an abort has dropped, oldest first."""
-    forgotten: bool
-    """Whether nobody holds the queue. Then wait for nothing."""
-
-
-Order: TypeAlias = Await | Vote | Clean
-"""An order to the voter, which has one at a time, and answers each by one event."""
-Effect: TypeAlias = Answer | Reserved | Reopen | EndWrite | Doubt | Shut | Order
-
-# ---------------------------------------------------------------------- the ledger
+from muster.worker.saves.queue.events import (
+    Abandoned,
+    Abort,
+    CheckOpen,
+    Cleaned,
+    Close,
+    Decided,
+    EndWrites,
+    Event,
+    Filled,
+    Forget,
+    Look,
+    OutcomeUnknown,
+    Reopened,
+    Reserve,
+    Take,
+    Wait,
+    WriteEnded,
+)
+from muster.worker.saves.queue.states import QUEUE_MOVES, SAVE_MOVES, Asker, QueueState, Save, SaveState
 
 
 @dataclass(slots=True)

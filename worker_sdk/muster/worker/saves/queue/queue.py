@@ -20,8 +20,8 @@ from muster.worker.groups.write_report import WriteReport
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.queue.calls import EMPTY_REPORT, Call, SaveTimings
-from muster.worker.saves.queue.groups import Group, default_barrier
-from muster.worker.saves.queue.ledger import (
+from muster.worker.saves.queue.effects import Outcome, Over, View
+from muster.worker.saves.queue.events import (
     Abandoned,
     Abort,
     CheckOpen,
@@ -31,16 +31,14 @@ from muster.worker.saves.queue.ledger import (
     Filled,
     Forget,
     Look,
-    Outcome,
-    Over,
-    QueueState,
     Reserve,
     Take,
-    View,
     Wait,
 )
+from muster.worker.saves.queue.groups import Group, default_barrier
 from muster.worker.saves.queue.queue_loop import QueueLoop
 from muster.worker.saves.queue.save_traces import SaveTraces
+from muster.worker.saves.queue.states import QueueState
 from muster.worker.saves.queue.voter import Voter
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.writers.callers import AsyncCaller, ForkCaller, PersistentCaller

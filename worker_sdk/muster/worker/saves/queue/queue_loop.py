@@ -20,27 +20,25 @@ from queue import SimpleQueue
 from typing import Any
 
 from muster.worker.saves.queue.calls import Call
-from muster.worker.saves.queue.groups import Group
-from muster.worker.saves.queue.ledger import (
+from muster.worker.saves.queue.effects import (
     Answer,
-    Asker,
     Await,
     Clean,
     Doubt,
     Effect,
     EndWrite,
-    Event,
-    Ledger,
     Order,
     Over,
-    QueueState,
     Reopen,
-    Reopened,
     Reserved,
     Shut,
     View,
     Vote,
 )
+from muster.worker.saves.queue.events import Event, Reopened
+from muster.worker.saves.queue.groups import Group
+from muster.worker.saves.queue.ledger import Ledger
+from muster.worker.saves.queue.states import Asker, QueueState
 from muster.worker.saves.queue.voter import Voter
 from muster.worker.saves.writers.callers import AsyncCaller
 

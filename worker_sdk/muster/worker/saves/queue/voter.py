@@ -15,17 +15,8 @@ from muster.worker.errors import MusterError, OutcomeUnknownError
 from muster.worker.groups.pending import EarlyWarning
 from muster.worker.saves.failure import different_saves, early_hint, failure_text, late_hint, save_error
 from muster.worker.saves.queue.calls import Call
-from muster.worker.saves.queue.ledger import (
-    Await,
-    Clean,
-    Cleaned,
-    Decided,
-    Event,
-    Order,
-    OutcomeUnknown,
-    Vote,
-    WriteEnded,
-)
+from muster.worker.saves.queue.effects import Await, Clean, Order, Vote
+from muster.worker.saves.queue.events import Cleaned, Decided, Event, OutcomeUnknown, WriteEnded
 from muster.worker.saves.queue.save_traces import SaveTraces
 from muster.worker.saves.queue.vote_payload import encoded, numbers
 

@@ -175,10 +175,12 @@ class ForkedWrite:
         finally:
             saves.end(self.pid)
             self._child.close()
-        if written and not status:
-            return None
-        text = ending_text(status)
-        return self._child.process.reason or (f"{text}: {said}" if said else text)
+        reason, text = self._child.process.reason, ending_text(status)
+        if not written or (status and reason is not None):
+            return reason or (f"{text}: {said}" if said else text)
+        if status:
+            logger.warning("a save was written; then %s (pid %d), with what it had to print", text, self.pid)
+        return None
 
     def abort(self, reason: str) -> None:
         """SIGKILL the child."""

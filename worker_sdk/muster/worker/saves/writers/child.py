@@ -35,6 +35,8 @@ SIGN = struct.Struct("=xi")
 text has, and its process id. A process that it leaves behind has another."""
 MAX_POLL = 2**31 - 1
 """Milliseconds that ``poll`` takes at most: 24 days."""
+PRINT_TIMEOUT = 5.0
+"""Seconds that a child that has written may take to print what it has not printed yet."""
 FAILED = 1
 """The exit status of a child whose function raised."""
 
@@ -52,8 +54,8 @@ def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
         _settle_down(report, parent)
         os.write(report, SIGN.pack(os.getpid()))
         write()
-        flush()
         os.write(report, SIGN.pack(os.getpid()))
+        _print_the_rest()
         status = 0
     except BaseException as error:
         os.write(report, failure_text(error).encode("utf-8", "backslashreplace"))
@@ -74,6 +76,14 @@ def _settle_down(report: int, parent: int) -> None:
     # The parent's threads are not here: work that was shared among them would wait for ever.
     torch.set_num_threads(1)
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
+
+
+def _print_the_rest() -> None:
+    """Write out what was printed, or end: some other object of the parent may have had the stream's lock."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
+    signal.setitimer(signal.ITIMER_REAL, PRINT_TIMEOUT)
+    flush()
 
 
 def ignore_signals() -> None:

@@ -1,27 +1,21 @@
-"""DeepSpeed's engine, with checkpoints that are committed by all ranks or by none.
+"""An engine of DeepSpeed that commits its checkpoints by all ranks or by none."""
 
-Tried with DeepSpeed 0.19.8. Where the engine is another, the import fails and says so.
-"""
-
-import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast, get_args
+from typing import Any, TypeAlias, cast
 
 from deepspeed import comm
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from muster.checkpoint.committed import UncommittedError
-from muster.checkpoint.damage import CorruptCheckpointError, Damage
-from muster.checkpoint.directory import sync, sync_file, write_marker, write_synced
+from muster.checkpoint.damage import Damage
+from muster.checkpoint.directory import sync, sync_file, write_synced
 from muster.checkpoint.manifest import Manifest
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
@@ -34,149 +28,16 @@ from muster.worker.integrations.commit.commitment import (
     is_own,
 )
 from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
-from muster.worker.integrations.commit.lookup import (
-    Marker,
-    ReplacedError,
-    corrupt,
-    find,
-    mark_damaged,
-    newest,
-    read,
-    stamped,
-)
+from muster.worker.integrations.commit.lookup import Marker, ReplacedError, mark_damaged, read
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
+from muster.worker.integrations.deepspeed.ranks import from_rank_0, of_all
+from muster.worker.integrations.deepspeed.tags import LATEST, Choice, check_same, choose, find_tag
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
-
-__all__ = ["adopt", "commit_together"]
 
 logger = logging.getLogger(__name__)
 
-TRIED = "DeepSpeed 0.19.8"
-PREFIX = "checkpoint/deepspeed"
-"""The group that decides saves."""
-LATEST = "latest"
-"""The file in which DeepSpeed names the tag that it resumes from."""
-DECOUPLED = "DecoupledCheckpointEngine"
-"""The one checkpoint engine that writes after the save has returned, and for which DeepSpeed's step waits."""
-
-E = TypeVar("E")
 Loaded: TypeAlias = tuple[str | None, dict[str, Any] | None]
 """What DeepSpeed's load returns: a path, and the script's own state."""
-
-_SIGNATURES = {
-    "save_checkpoint": [
-        "self", "save_dir", "tag", "client_state", "save_latest", "exclude_frozen_parameters",
-    ],
-    "load_checkpoint": [
-        "self", "load_dir", "tag", "load_module_strict", "load_optimizer_states", "load_lr_scheduler_states",
-        "load_module_only", "custom_load_fn",
-    ],
-    "_commit_decoupled_checkpoint": ["self"],
-    "destroy": ["self"],
-    "load_universal_checkpoint": ["self"],
-    "use_node_local_storage": ["self"],
-}  # fmt: skip
-for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(DeepSpeedEngine, _name, lambda: None)).parameters) != _parameters:
-        raise ImportError(
-            f"muster.worker.integrations.deepspeed was tried with {TRIED}; here DeepSpeedEngine.{_name} "
-            "differs."
-        )
-
-
-def commit_together(
-    engine: E,
-    *,
-    barrier: GrpcBarrier | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    on_lost: OnLost = "raise",
-) -> E:
-    """Let an engine commit its checkpoints by all ranks or by none.
-
-    One line of a script is added, on all ranks::
-
-        engine, *_ = deepspeed.initialize(...)
-        engine = commit_together(engine)
-
-    What ``save_checkpoint`` writes goes into a folder beside the tag's. When all ranks have written, rank 0
-    gives it the tag's name and lets ``latest`` name it; a checkpoint of the same tag is replaced. If a rank
-    fails, dies or does not come, all others hear who it was, and what was there before is still there, whole.
-    ``load_checkpoint`` loads what was committed, and nothing else. All ranks must share the folder.
-
-    Args:
-        engine: what ``deepspeed.initialize`` returned.
-        barrier: decides the saves, and is for nothing else; default: one of group ``checkpoint/deepspeed``.
-        timeout: seconds that a rank may take for its part of a save, and that it is waited for.
-        on_lost: ``"abort"``: if a rank is lost or does not come in time, this process is aborted, since it
-            may hang in a collective; default: the save raises, as far as it can.
-
-    Returns:
-        The same engine.
-
-    Raises:
-        ConnectError: the coordinator could not be reached.
-        RefusedError: it refused this process.
-        TypeError: it is no engine of DeepSpeed's for training.
-        ValueError: it commits already, its ranks are not the barrier's, or its configuration leaves nothing
-            that could be committed.
-    """
-    if not isinstance(engine, DeepSpeedEngine):
-        raise TypeError(
-            f"{type(engine).__name__} is no DeepSpeedEngine: give the first thing that deepspeed.initialize "
-            "returned."
-        )
-    theirs = cast("Any", engine)
-    if isinstance(getattr(theirs.save_checkpoint, "__self__", None), _Saves):
-        raise ValueError("this engine commits its checkpoints already: leave out one commit_together(…).")
-    if on_lost not in get_args(OnLost):
-        raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
-    _check_configuration(theirs)
-    rank, world_size = comm.get_rank(), comm.get_world_size()
-    barrier = barrier or GrpcBarrier(rank, world_size, PREFIX)
-    if (barrier.rank, barrier.world_size) != (rank, world_size):
-        raise ValueError(
-            f"this process is rank {rank} of {world_size} of DeepSpeed, and rank {barrier.rank} of "
-            f"{barrier.world_size} of the barrier. Give a barrier of DeepSpeed's ranks, or none."
-        )
-    saves = _Saves(theirs, barrier, timeout, on_lost)
-    for name in ("save_checkpoint", "load_checkpoint", "_commit_decoupled_checkpoint", "destroy"):
-        setattr(theirs, name, getattr(saves, name))
-    return cast("E", engine)
-
-
-def adopt(path: str | os.PathLike[str]) -> None:
-    """Take a checkpoint for committed that was saved without :func:`commit_together`.
-
-    To be called once, by one process, of a checkpoint that is known to be whole.
-
-    Args:
-        path: of the tag's folder.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint of DeepSpeed's.
-        FileExistsError: it is committed.
-    """
-    path = Path(path)
-    if not any(path.glob("*model_states.pt")):
-        raise FileNotFoundError(f"{path} is no checkpoint of DeepSpeed's: it has no *model_states.pt.")
-    with suppress(UncommittedError):
-        raise FileExistsError(f"{path} is committed: {read(path)[1]}.")
-    write_marker(path, asdict(stamped(Marker("adopted", 0, 0, PREFIX, 0), path.parent)))
-
-
-def _check_configuration(engine: DeepSpeedEngine) -> None:
-    if engine.use_node_local_storage():
-        raise ValueError(
-            "checkpoint.use_node_local_storage = true: each node would have a folder of its own, and no "
-            "rename commits them all. Let all ranks share one."
-        )
-    writer = engine.checkpoint_engine
-    if writer.is_decoupled() and (type(writer).__name__ != DECOUPLED or isinstance(engine, PipelineEngine)):
-        raise ValueError(
-            f"{type(engine).__name__} with {type(writer).__name__}: DeepSpeed does not wait there until its "
-            f"writer has written. Take a {DECOUPLED} with a DeepSpeedEngine, or the default writer."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,21 +64,11 @@ class _Offer:
     """Why it could not make room."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What rank 0 says of a load."""
-
-    tag: str | None
-    """None: there is nothing to load."""
-    error: Exception | None = None
-    """Why all fail."""
-
-
 _swept: set[Path] = set()
 """On rank 0, the folders in which what other lives have left was removed."""
 
 
-class _Saves:
+class EngineSaves:
     """What an engine does otherwise whose checkpoints are committed."""
 
     def __init__(
@@ -297,14 +148,14 @@ class _Saves:
         folder = Path(load_dir)
         damaged: dict[Path, Damage] = {}
         while True:
-            choice = _from_rank_0(_choose(folder, tag, damaged) if self._barrier.rank == 0 else _Choice(None))
+            choice = from_rank_0(choose(folder, tag, damaged) if self._barrier.rank == 0 else Choice(None))
             if choice.error is not None:
                 raise choice.error
             if choice.tag is None:
                 logger.warning("%s is not there: nothing is loaded", folder / LATEST)
                 return None, None
-            found, marker = _find(folder / choice.tag)
-            _check_same(folder / choice.tag, marker)
+            found, marker = find_tag(folder / choice.tag)
+            check_same(folder / choice.tag, marker)
             assert isinstance(marker, Marker)
             damage = self._examine(found, marker)
             if damage is None:
@@ -312,7 +163,7 @@ class _Saves:
             damaged[found] = damage
         where = found.relative_to(folder) if found.is_relative_to(folder) else found
         loaded: Loaded = self._load(str(load_dir), str(where), *arguments, **options)
-        _check_same(folder / choice.tag, _find(folder / choice.tag)[1], marker)
+        check_same(folder / choice.tag, find_tag(folder / choice.tag)[1], marker)
         return loaded
 
     def _examine(self, path: Path, marker: Marker) -> Damage | None:
@@ -336,7 +187,7 @@ class _Saves:
             logger.exception("%s cannot be verified", path)
             failure = failure_text(error)
         found: Damage | None = None
-        for other, (theirs, why) in enumerate(_of_all((damage, failure))):
+        for other, (theirs, why) in enumerate(of_all((damage, failure))):
             if why is not None:
                 raise RuntimeError(f"{path} cannot be loaded: rank {other} failed: {why}")
             found = found or theirs
@@ -377,13 +228,13 @@ class _Saves:
             BarrierError: a rank cannot; the message names it, and why.
         """
         failure = self._make_room(folder / tag, commitment.number) if self._barrier.rank == 0 else None
-        offer = _from_rank_0(_Offer(tag, commitment.number, failure))
+        offer = from_rank_0(_Offer(tag, commitment.number, failure))
         staged = StagedCheckpoint(folder / tag, self._barrier.generation, offer.number, self._barrier.run_id)
         if offer.tag != tag:
             failure = f"its tag is {tag!r}, and rank 0's is {offer.tag!r}: all ranks must give the same."
         elif offer.failure is None and not staged.unfinished.is_dir():
             failure = f"{staged.unfinished}, which rank 0 has made, is not there: all ranks must share it."
-        if any(_of_all(failure is not None)):
+        if any(of_all(failure is not None)):
             if failure is not None:
                 commitment.failed(failure)
             commitment.give_up()
@@ -510,87 +361,3 @@ def _check_names(save_dir: object, tag: str) -> None:
         raise ValueError(
             f"tag = {tag!r}: it must be a name in save_dir, without a dot before it, and not {LATEST!r}."
         )
-
-
-# ---------------------------------------------------------------------- a load
-
-
-def _choose(folder: Path, tag: object, damaged: Mapping[Path, Damage]) -> _Choice:
-    """Choose on rank 0 which tag is loaded.
-
-    Args:
-        folder: the folder of the checkpoints.
-        tag: the tag that the script names; None: the one that ``latest`` names, or that was committed last.
-        damaged: the checkpoints that were just found damaged.
-    """
-    try:
-        if tag is not None:
-            found = find(folder / str(tag))
-            if found is not None and (damage := found.damage or damaged.get(found.path)) is not None:
-                return _Choice(None, corrupt(found.path, damage))
-            return _Choice(str(tag))
-        try:
-            named = (folder / LATEST).read_text().strip()
-        except FileNotFoundError:
-            return _Choice(None)
-        found = find(folder / named)
-        if found is not None and found.damage is None and found.path not in damaged:
-            return _Choice(named)
-        last = newest(folder, damaged.keys())
-    except (OSError, ValueError, CorruptCheckpointError) as error:
-        return _Choice(None, error)
-    if last is not None:
-        logger.warning("%s is passed over, since it is damaged or not committed; %s is loaded", named, last)
-        return _Choice(last.name)
-    if damaged:
-        return _Choice(None, corrupt(*list(damaged.items())[-1]))
-    _, why = _find(folder / named)
-    return _Choice(None, UncommittedError(str(why)))
-
-
-def _refusal(path: Path, error: Exception) -> str:
-    return (
-        f"{error} If it was saved before this job committed its checkpoints, and is known to be whole, say "
-        f'so once: muster.worker.integrations.deepspeed.adopt("{path}").'
-    )
-
-
-def _find(path: Path) -> tuple[Path, Marker | str]:
-    """Where a checkpoint is, and what it is, or why it was not committed."""
-    try:
-        return read(path)
-    except (UncommittedError, OSError) as error:
-        return path, _refusal(path, error)
-
-
-def _check_same(path: Path, *found: Marker | str) -> None:
-    """All ranks go on, or none.
-
-    Raises:
-        UncommittedError: what is there is not committed.
-        RuntimeError: the ranks have found different saves, or one after the other.
-    """
-    by_rank = _of_all(found)
-    every = [one for rank in by_rank for one in rank]
-    for one in every:
-        if isinstance(one, str):
-            raise UncommittedError(one)
-    if len(set(every)) > 1:
-        raise RuntimeError(f"{path} was replaced while it was loaded. Load it again, on all ranks.")
-
-
-# ---------------------------------------------------------------------- what ranks tell one another
-
-T = TypeVar("T")
-
-
-def _from_rank_0(said: T) -> T:
-    words = [said]
-    comm.broadcast_object_list(words, src=0)
-    return words[0]
-
-
-def _of_all(said: T) -> list[T]:
-    words: list[Any] = [None] * comm.get_world_size()
-    comm.all_gather_object(words, said)
-    return words

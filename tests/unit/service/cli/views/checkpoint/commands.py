@@ -1,0 +1,27 @@
+"""Run ``muster checkpoint``, read its tables, and damage files."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from muster.service.cli.failure import Exit
+from tests.unit.service.cli.test_main import invoke
+
+NOW = 1_700_000_041.0
+FILE = "__1_0.distcp"
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def run(verb: str, *arguments: Any, code: int = Exit.DONE) -> Any:
+    result = invoke("checkpoint", verb, *map(str, arguments))
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def columns(text: str) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line) for line in text.splitlines()]

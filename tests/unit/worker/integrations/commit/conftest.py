@@ -1,0 +1,19 @@
+"""Fixtures of the tests of commits."""
+
+from pathlib import Path
+
+import pytest
+
+from muster.worker.integrations.commit import commitment as module
+from tests.unit.worker.integrations.commit.folder_jobs import Job
+
+
+@pytest.fixture(autouse=True)
+def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_last", {})
+    monkeypatch.setattr(module, "_highest", {})
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path / "new" / "job")

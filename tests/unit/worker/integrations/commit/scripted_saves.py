@@ -1,0 +1,28 @@
+"""One rank's saves, whose barrier answers as the test scripts it."""
+
+from typing import Any
+
+from lab.patience import PATIENCE
+from muster.worker.integrations.commit.commitment import Commitment
+from muster.worker.integrations.commit.words import BEGINS, DONE, REUSED
+from tests.support.meeting import in_thread
+from tests.support.saves.scripted_barrier import FakeBarrier, decided
+
+
+def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
+    """A save that all ranks have begun."""
+    barrier = FakeBarrier(rank)
+    as_barrier: Any = barrier
+    save = Commitment(as_barrier, 60.0, **arguments)
+    assert barrier.heard() == BEGINS + REUSED
+    barrier.answers.put(decided())
+    return save, barrier
+
+
+def written_by_all(rank: int) -> tuple[Commitment, FakeBarrier]:
+    save, barrier = begun(rank)
+    result = in_thread(save.written)
+    assert barrier.heard() == DONE
+    barrier.answers.put(decided())
+    result.result(PATIENCE)
+    return save, barrier

@@ -1,0 +1,32 @@
+"""Engines that commit, in a job of one rank."""
+
+from typing import Any
+
+import pytest
+
+from muster.worker.integrations.commit import commitment
+from muster.worker.integrations.deepspeed import attach, commit_together, ranks
+from muster.worker.integrations.deepspeed import engine as engine_module
+from tests.unit.worker.integrations.deepspeed.engines import Alone, Comm, DecoupledCheckpointEngine, Engine
+
+
+@pytest.fixture(autouse=True)
+def comm(monkeypatch: pytest.MonkeyPatch) -> Comm:
+    monkeypatch.setattr(commitment, "_last", {})
+    monkeypatch.setattr(commitment, "_highest", {})
+    monkeypatch.setattr(attach, "GrpcBarrier", Alone)
+    monkeypatch.setattr(engine_module, "_swept", set())
+    alone = Comm()
+    for module in (attach, engine_module, ranks):
+        monkeypatch.setattr(module, "comm", alone)
+    return alone
+
+
+@pytest.fixture
+def engine() -> Any:
+    return commit_together(Engine())
+
+
+@pytest.fixture
+def decoupled() -> Any:
+    return commit_together(Engine(DecoupledCheckpointEngine()))

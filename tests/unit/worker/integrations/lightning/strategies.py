@@ -1,0 +1,77 @@
+"""Strategies that commit, in one process and without a trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
+
+from muster.worker.decision import Decision, Outcome
+from muster.worker.groups.voting import VotingBarrier
+from muster.worker.integrations.lightning import committed
+
+
+class Alone(VotingBarrier):
+    """The barrier of a job of one rank."""
+
+    prefix, rank, world_size, run_id, generation = "checkpoint/lightning", 0, 1, "job", 0
+    sequence = 0
+    outcome = Outcome.RELEASED
+
+    def __init__(self, *_: object) -> None:
+        """As the real one is made."""
+
+    def vote(
+        self,
+        failure: str | None = None,
+        timeout_secs: float | None = None,
+        payload: bytes = b"",
+        early: object = None,
+        report: object = None,
+    ) -> Decision:
+        Alone.sequence += 1
+        outcome = self.outcome if failure is None else Outcome.ABORTED
+        return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})
+
+
+def ddp(**options: Any) -> Any:
+    where = {"parallel_devices": [torch.device("cpu")], "cluster_environment": LightningEnvironment()}
+    return committed(DDPStrategy(**where), **options)
+
+
+class Sharded(FSDPStrategy):  # type: ignore[misc]
+    """Writes folders, as Lightning's does, but for torch's part."""
+
+    def __init__(self) -> None:
+        super().__init__(parallel_devices=[torch.device("cpu")], cluster_environment=LightningEnvironment())
+        self.step = 0
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Path, storage_options: Any = None
+    ) -> None:
+        filepath.mkdir()
+        (filepath / "__0_0.distcp").write_text("a shard")
+        torch.save(checkpoint, filepath / "rest")
+
+    def load_checkpoint(self, checkpoint_path: Path, weights_only: bool | None = None) -> dict[str, Any]:
+        loaded: dict[str, Any] = torch.load(checkpoint_path / "rest", weights_only=True)
+        return loaded
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj
+
+
+def fully_sharded() -> Any:
+    return committed(Sharded())
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"global_step": step, "state_dict": {"weights": torch.full((10,), float(step))}}
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+MADE = [ddp, fully_sharded]

@@ -1,0 +1,298 @@
+"""Saves that fail, are refused or are interrupted: each counts once, and none is committed."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan
+
+from lab.patience import PATIENCE
+from muster.checkpoint.committed import UncommittedError
+from muster.worker.errors import AsyncSaveError, ConnectError, MusterError
+from muster.worker.saves import Checkpointer
+from muster.worker.saves import checkpointer as module
+from muster.worker.saves.memory import staging
+from muster.worker.saves.planning import planning
+from muster.worker.saves.planning.planning import CHANGED
+from muster.worker.saves.storage.folder_storage import PendingFolder
+from tests.support.meeting import in_thread
+from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.unit.worker.saves.checkpointer.states import loaded, save_steps, state
+
+
+def when_written(patched: pytest.MonkeyPatch, what: Callable[[Path], object]) -> None:
+    """What happens in a child that has written, in the folder of the save."""
+    leave = PendingFolder.leave
+
+    def leave_and_more(self: PendingFolder, note: str, data: bytes) -> None:
+        leave(self, note, data)
+        if note.startswith("written"):
+            what(self._unfinished)
+
+    patched.setattr(PendingFolder, "leave", leave_and_more)
+
+
+def test_a_killed_child_commits_nothing_and_the_next_save_does(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    with monkeypatch.context() as patched:
+        when_written(patched, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        made.save(2, state(2))
+    with pytest.raises(AsyncSaveError, match="SIGKILL"):
+        made.finalize(blocking=True)
+    assert loaded(made) == (1, 1)
+    made.save(2, state(2.5))
+    assert made.finalize(blocking=True) == [2]
+    assert loaded(made) == (2, 2.5)
+    made.close()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_is_not_committed_is_not_loaded(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not even complete data."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with monkeypatch.context() as patched:
+        when_written(patched, lambda _: gate.read_text())
+        made.save(1, state(1))
+    with gate.open("w"):  # Opens when the child has written and reads.
+        (unfinished,) = tmp_path.glob(".step-*")
+        with pytest.raises(UncommittedError, match="is not a committed checkpoint"):
+            made.load(state(0), unfinished)
+        assert made.latest() is None
+    assert made.finalize(blocking=True) == [1]
+
+
+def test_a_disk_that_takes_no_more_fails_the_save(made: Checkpointer, tmp_path: Path):
+    """Here the limit is the process's, which a child has from its parent."""
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        made.save(2, state(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(AsyncSaveError, match="File too large"):
+        made.finalize(blocking=True)
+    assert loaded(made) == (1, 1)
+
+
+def test_bad_steps_are_refused(made: Checkpointer):
+    with pytest.raises(ValueError, match="negative"):
+        made.save(-1, state(0))
+    made.save(1, state(1))
+    with pytest.raises(ValueError, match=r"being saved already|committed already"):
+        made.save(1, state(1))
+    # Another rank may have seen it otherwise: it counts, and has failed for all.
+    with pytest.raises(AsyncSaveError, match="step 1 was not committed") as caught:
+        made.finalize(blocking=True)
+    assert caught.value.finalized == (1,)
+    with pytest.raises(ValueError, match="committed already"):
+        made.save(1, state(1))
+    with pytest.raises(AsyncSaveError) as caught:
+        made.finalize(blocking=True)
+    assert caught.value.finalized == ()
+    made.save(2, state(2))
+    assert made.finalize(blocking=True) == [2]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_state_that_is_too_large_for_a_copy_is_refused_before_the_fork(
+    copy: bool, tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    made = Checkpointer(tmp_path, copy=copy, barrier=barrier)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(staging, "available_memory", lambda: 4_000)
+        with no_child_left(), pytest.raises(MemoryError, match="free memory"):
+            made.save(1, state(1))
+    with pytest.raises(AsyncSaveError, match="MemoryError"):
+        made.finalize(blocking=True)
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    made.close()
+
+
+def test_nothing_is_saved_after_closing(tmp_path: Path):
+    made = Checkpointer(tmp_path, barrier=FakeBarrier())  # type: ignore[arg-type]
+    made.close()
+    with pytest.raises(MusterError, match="closed"):
+        made.save(1, state(1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_with_a_file_missing_is_not_committed(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    when_written(monkeypatch, lambda folder: os.truncate(folder / "__0_0.distcp", 10))
+    made.save(1, state(1))
+    with pytest.raises(AsyncSaveError, match="has 10 bytes"):
+        made.finalize(blocking=True)
+    assert made.latest() is None
+
+
+def test_what_was_written_by_nobody_is_not_committed(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the plans said: rank 0 looks at what was written."""
+    finish = DefaultSavePlanner.finish_plan
+
+    def less(self: DefaultSavePlanner, plan: SavePlan) -> SavePlan:
+        return finish(self, replace(plan, items=plan.items[1:]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DefaultSavePlanner, "finish_plan", less)
+        made.save(1, state(1))
+    with pytest.raises(AsyncSaveError, match="was written by no rank"):
+        made.finalize(blocking=True)
+    assert made.latest() is None
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.MonkeyPatch, error: BaseException):
+    def fail(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DefaultSavePlanner, "create_local_plan", fail)
+        with pytest.raises(type(error)):
+            made.save(1, state(1))
+    assert made._queue.next_idx == 1
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
+def test_interrupt_when_a_plan_is_handed_in_keeps_nobody_waiting(
+    made: Checkpointer, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch, begun: bool
+):
+    """A save is begun or refused, and never both: else the next one would be another rank's this one."""
+    negotiator = made._planning._negotiator
+    put = negotiator.put
+
+    def interrupt(negotiation: planning.PlanNegotiation) -> None:
+        if begun:
+            put(negotiation)
+        monkeypatch.setattr(negotiator, "put", put)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(negotiator, "put", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        made.save(1, state(1))
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+    made.close()
+    votes = barrier.siblings["save/plan"].votes
+    # The save has failed, and may be swept before it is planned.
+    assert (votes[0] is None) == begun
+    assert len(votes) <= (3 if begun else 1)
+
+
+def test_a_second_interrupt_does_not_keep_a_save_from_counting(
+    made: Checkpointer, monkeypatch: pytest.MonkeyPatch
+):
+    """Who presses control and C twice, or is told to end twice."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DefaultSavePlanner, "create_local_plan", interrupt)
+        patched.setattr(made._planning, "refuse", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            made.save(1, state(1))
+    assert made._queue.next_idx == 1
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+
+
+@pytest.mark.parametrize("error", [OSError("stale"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("where", ["_check_new", "AsyncRequest"], ids=["before its plan", "after its plan"])
+def test_wherever_a_save_fails_it_counts_once(
+    made: Checkpointer,
+    barrier: FakeBarrier,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    error: BaseException,
+):
+    """Else this rank's next save is the other ranks' one before."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made if hasattr(made, where) else module, where, fail)
+        with pytest.raises(type(error)):
+            made.save(1, state(1))
+    assert made._queue.next_idx == 1
+    with pytest.raises(AsyncSaveError):
+        made.finalize(blocking=True)
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    made.close()
+    plan = barrier.siblings["save/plan"]
+    begun = [word == CHANGED for word in plan.said].count(True)
+    refused = [why is not None for why in plan.votes].count(True)
+    assert (begun, refused) == (1, 1 if where == "_check_new" else 0), "the second has the plan of the first"
+
+
+def test_who_cannot_reach_the_coordinator_has_taken_nothing(
+    tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
+):
+    sibling = barrier.sibling
+
+    def fail(prefix: str) -> FakeBarrier:
+        if prefix == "save/plan":
+            raise ConnectError("nobody answers")
+        return sibling(prefix)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(barrier, "sibling", fail)
+        with pytest.raises(ConnectError) as caught:
+            Checkpointer(tmp_path, barrier=barrier)  # type: ignore[arg-type]
+    assert caught.tb is not None, "who handles it holds what it has passed"
+    Checkpointer(tmp_path, barrier=barrier).close()  # type: ignore[arg-type]
+
+
+def test_save_after_an_interrupted_close_is_refused(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    save_steps(made, 1)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(made._huge_pages, "saving", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            made.close()
+    with pytest.raises(MusterError, match=r"its close\(\) was interrupted"):
+        made.save(2, state(2))
+    made.close()
+
+
+def test_close_by_a_handler_that_interrupts_a_save_ends(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+    begin = planning.Planning.begin
+
+    def interrupted(*args: Any, **options: Any) -> planning.PlanNegotiation:
+        monkeypatch.setattr(planning.Planning, "begin", begin)
+        made.close()
+        return begin(*args, **options)
+
+    made.save(1, state(1))
+    monkeypatch.setattr(planning.Planning, "begin", interrupted)
+    with pytest.raises(MusterError, match="closed"):
+        in_thread(lambda: made.save(2, state(2) | {"more": torch.ones(3)})).result(PATIENCE)
+    newest = made.latest()
+    assert newest is not None
+    assert newest.step == 1

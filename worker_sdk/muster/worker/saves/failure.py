@@ -12,7 +12,7 @@ from muster.worker.transport.fork_guard import handlers_hint
 
 
 def ending_text(status: int | None) -> str:
-    """How a process ended that has not said that it has written, for the vote.
+    """How a writing process ended, for the vote.
 
     Args:
         status: its exit status, negative for a signal; None if it is not known.

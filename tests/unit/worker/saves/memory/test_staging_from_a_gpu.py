@@ -12,8 +12,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from lab.patience import PATIENCE
 from muster.worker import Checkpointer, TorchAsyncCheckpoint
 from muster.worker.saves import AsyncRequest, ForkCaller
+from muster.worker.saves.memory.host_memory import HostMemory, Location
 from muster.worker.saves.memory.staging import Held, HostBuffers, unshared
 from muster.worker.saves.memory.state_copy import StateCopy
+from muster.worker.saves.writers import handover
+from muster.worker.saves.writers.callers import PersistentCaller
 from tests.support.saves.fake_barrier import FakeBarrier, state_of
 from tests.support.saves.mappings import permissions_at
 
@@ -82,14 +85,48 @@ def test_copies_are_waited_for_once_when_they_are_needed(cuda: FakeCuda):
     assert cuda.calls == ["copy", *WAITED]
 
 
-def test_no_copy_goes_to_memory_that_is_free_again(cuda: FakeCuda):
+def test_memory_to_which_copies_go_is_not_used_again_before_they_have_ended(cuda: FakeCuda):
+    """Who gives it back need not wait: it may be a thread that votes."""
     buffers = HostBuffers()
     buffers.stage({"weight": torch.ones(3)}).release()
-    assert cuda.calls == ["copy", *WAITED]
-    cuda.calls.clear()
     with pytest.raises(TypeError, match="pickle"):
         buffers.stage([torch.ones(3), threading.Lock()])
+    held = buffers.stage({"weight": torch.ones(3)})
+    assert cuda.calls == ["copy", *WAITED, "copy", *WAITED, "copy"]
+    held.wait()
+
+
+def test_memory_from_before_the_gpu_was_used_is_replaced(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    """It is neither pinned nor shared with a child."""
+    buffers = HostBuffers()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_initialized", lambda: False)
+        buffers.stage({"weight": torch.ones(3)}).release()
+    held = buffers.stage({"weight": torch.ones(3)})
+    assert permissions_at(held.state["weight"].data_ptr()) == "rw-s"
+    assert len(cuda.pinned) == 1
+
+
+def test_memory_is_unpinned_when_no_copy_goes_there_any_more(cuda: FakeCuda):
+    HostBuffers().stage({"weight": torch.ones(3)})
     assert cuda.calls == ["copy", *WAITED]
+    assert cuda.pinned == []
+
+
+def test_objects_are_pickled_for_another_process_when_their_tensors_have_arrived(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    """They may look at them."""
+    pickle_into = handover.pickle_into
+
+    def pickled(memory: HostMemory, request: AsyncRequest) -> Location:
+        cuda.calls.append("pickle")
+        return pickle_into(memory, request)
+
+    monkeypatch.setattr(handover, "pickle_into", pickled)
+    held, _ = PersistentCaller()._on_host(AsyncRequest(torch.numel, (torch.ones(3),), []))
+    assert cuda.calls == ["copy", *WAITED, "pickle"]
+    held.release()
 
 
 class _Late:
@@ -118,6 +155,10 @@ class _Late:
         monkeypatch.setattr(os, "fork", forked)
 
 
+FORKED = ["copy", "fork", "arrived", "arrived"]
+"""The calls of a save whose copies go on during the fork, to memory from two GPUs."""
+
+
 class _Planner(DefaultSavePlanner):
     """It may look at values."""
 
@@ -125,8 +166,8 @@ class _Planner(DefaultSavePlanner):
 @pytest.mark.parametrize(
     ("planner", "calls"),
     [
-        (None, ["copy", "fork", "arrived", "arrived"]),
-        (DefaultSavePlanner(), ["copy", "fork", "arrived", "arrived"]),
+        (None, FORKED),
+        (DefaultSavePlanner(), FORKED),
         (_Planner(), ["copy", "arrived", "arrived", "fork"]),
     ],
 )
@@ -146,7 +187,7 @@ def test_a_save_forks_while_the_copies_go_on(
     made.load({"weight": weight})
     made.close()
     assert weight.tolist() == [7.0] * 3
-    assert cuda.calls == calls
+    assert cuda.calls[:4] == calls
 
 
 def test_a_file_is_written_when_the_copies_have_arrived(
@@ -159,15 +200,16 @@ def test_a_file_is_written_when_the_copies_have_arrived(
     weight.zero_()
     checkpoint.finalize_async_save(blocking=True, terminate=True)
     assert torch.load(tmp_path / "state.pt")["weight"].tolist() == [7.0] * 3
-    assert cuda.calls == ["copy", "fork", "arrived", "arrived"]
+    assert cuda.calls[:4] == FORKED
 
 
 def test_pinned_tensors_are_copied_when_what_goes_to_them_has_arrived(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
-    HostBuffers().stage({"weight": torch.ones(3)})
+    held = HostBuffers().stage({"weight": torch.ones(3)})
     assert cuda.calls == [*WAITED, "copy"]
+    held.release()
 
 
 def test_fork_waits_for_every_gpu_in_use(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.patience import PATIENCE
+from lab.patience import PATIENCE, until
 from muster.worker import MusterError
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.writers import forking
 from muster.worker.saves.writers.callers import ForkedWrite
-from tests.support.saves.fake_barrier import no_child_left, no_file_left
+from tests.support.saves.fake_barrier import no_child_left, no_file_left, state_of
 
 Born = Callable[[int], list[int]]
 
@@ -116,6 +116,41 @@ def test_if_a_copy_fails_the_child_ends_and_writes_nothing(tmp_path: Path, error
     with no_file_left(), no_child_left(), pytest.raises(type(error)):
         ForkCaller().start(AsyncRequest(saved.write_text, ("the state",), []), copied)
     assert not saved.exists()
+
+
+def test_a_child_of_a_parent_that_gives_the_save_up_ends_by_itself(tmp_path: Path):
+    """As after an interrupt at a moment when nobody has the child yet."""
+    saved = tmp_path / "saved"
+    with no_file_left(), no_child_left():
+        forked = forking._begin(lambda: saved.touch())
+        forked.close()
+        os.waitpid(forked.process.pid, 0)
+    assert not saved.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGWINCH])
+def test_a_signal_to_a_child_that_waits_changes_nothing(tmp_path: Path, number: signal.Signals):
+    """A signal to the process group, for which the training program has a handler."""
+    before = signal.signal(number, lambda *_: None)
+    born: list[int] = []
+    fork = forking._fork
+
+    def copied() -> None:
+        os.kill(born[0], number)
+        until(lambda: state_of(born[0]) == "S")
+
+    def forked() -> int:
+        born.append(fork())
+        return born[0]
+
+    try:
+        with no_file_left(), no_child_left(), pytest.MonkeyPatch.context() as patched:
+            patched.setattr(forking, "_fork", forked)
+            write = ForkCaller().start(AsyncRequest((tmp_path / "saved").write_text, ("it",), []), copied)
+            assert write.wait(PATIENCE).failure is None
+    finally:
+        signal.signal(number, before)
+    assert (tmp_path / "saved").read_text() == "it"
 
 
 @pytest.mark.parametrize(("pid", "collects"), [(7, True), (0, False), (None, True)])

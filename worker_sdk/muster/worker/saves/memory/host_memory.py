@@ -9,10 +9,13 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from muster.worker.saves.memory.gpus import synchronize
 
 ALIGNMENT = 128
 """Bytes: a tensor begins at a multiple of it, as torch's own allocators have it, and shares no cache line."""
@@ -67,8 +70,10 @@ class HostMemory:
     """
 
     def __init__(self, *, shared: bool = False, pinned: bool = False) -> None:
+        self.pinned = pinned
+        self.copying = False
+        """Whether a GPU may still copy to it."""
         self._shared = shared or pinned
-        self._pinned = pinned
         self._blocks: list[_Block] = []
 
     @property
@@ -126,7 +131,7 @@ class HostMemory:
         memory = _mapped(file, size)
         if file is not None:
             weakref.finalize(memory, os.close, file)
-        if self._pinned:
+        if self.pinned:
             _pin(memory)
         block = _Block(memory, file)
         self._blocks.append(block)
@@ -184,4 +189,10 @@ def _pin(memory: "ctypes.Array[ctypes.c_char]") -> None:
             "Free memory on the host, or look for an earlier error of a kernel: CUDA_LAUNCH_BLOCKING=1."
         )
     # Not when the process ends: CUDA may be gone by then.
-    weakref.finalize(memory, cuda.cudaHostUnregister, start).atexit = False
+    weakref.finalize(memory, _unpin, cuda, start).atexit = False
+
+
+def _unpin(cuda: Any, start: int) -> None:  # noqa: ANN401
+    with suppress(RuntimeError):  # An earlier error of a kernel: then no copy goes on.
+        synchronize()  # CUDA does not say that it waits for copies to the memory.
+    cuda.cudaHostUnregister(start)

@@ -9,6 +9,7 @@ import gc
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from muster.worker.saves.memory.gpus import synchronize, uses_gpu
 from muster.worker.saves.memory.host_memory import BUFFER_NAME, HostMemory, aligned
 from muster.worker.saves.memory.state_copy import ATOMS, StateCopy
 
@@ -38,17 +40,15 @@ class Held:
         self.state = state
         self.memory = memory
         self._pool = pool
-        self._copied = False
 
     def wait(self) -> None:
         """Wait for the copies: only then may the state be read, and what it was copied from be changed."""
-        if not self._copied:
+        if self.memory.copying:
             synchronize()
-            self._copied = True
+            self.memory.copying = False
 
     def release(self) -> None:
-        """The write has ended: the memory may be used again, as soon as no copy goes there any more."""
-        self.wait()
+        """The write has ended, or will not begin: the memory may be used again."""
         self.state = None
         self._pool.give_back(self.memory)
 
@@ -81,36 +81,30 @@ class HostBuffers:
         if any(tensor.device.type == "cpu" and tensor.is_pinned() for tensor in tensors):
             synchronize()  # Copies to it may be under way: a preload function's, or an optimizer's.
         size = sum(aligned(storage.nbytes()) for storage in storages_of(tensors))
+        memory = self._take()
+        held = Held(None, memory, self)
         try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = HostMemory(shared=self._shared, pinned=_uses_gpu())
-        try:
+            held.wait()  # If nobody has waited for the copies of the save that had it.
             check_memory(size - memory.size)
             memory.begin(size)
-            copied = StateCopy(memory.storage).copy(state)
+            memory.copying = True
+            held.state = StateCopy(memory.storage).copy(state)
         except BaseException:
-            Held(None, memory, self).release()  # Some copies may be under way.
+            held.release()
             raise
-        return Held(copied, memory, self)
+        return held
+
+    def _take(self) -> HostMemory:
+        pinned = uses_gpu()
+        with suppress(IndexError):
+            memory = self._free.pop()
+            if memory.pinned or not pinned:  # Else it is from before this process used a GPU.
+                return memory
+        return HostMemory(shared=self._shared, pinned=pinned)
 
     def give_back(self, memory: HostMemory) -> None:
         """Take memory back that nobody reads any more."""
         self._free.append(memory)
-
-
-def _uses_gpu() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def synchronize() -> None:
-    """Wait for the work that this process has queued on its GPUs, above all the copies."""
-    if not _uses_gpu():
-        return
-    for device in range(torch.cuda.device_count()):
-        # Waiting for a GPU that this process does not use would take some of its memory.
-        if torch._C._cuda_hasPrimaryContext(device):  # type: ignore[attr-defined]
-            torch.cuda.synchronize(device)
 
 
 # ---------------------------------------------------------------------- what a state consists of

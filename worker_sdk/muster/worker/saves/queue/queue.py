@@ -238,7 +238,8 @@ class AsyncCallsQueue:
             request = request._replace(call_idx=self._reserve(call))
             if request.async_fn is not None:
                 # No signal is handled between the end of a function in Python and the next instruction.
-                call.write = self._caller.start(request, copied)
+                start = self._caller.start
+                call.write = start(request) if copied is None else start(request, copied)
             self._loop.post(Filled(call))
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it soon, and stay in step.

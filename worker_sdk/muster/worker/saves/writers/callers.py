@@ -18,8 +18,9 @@ from typing import ClassVar, Protocol
 from muster.worker.errors import MusterError
 from muster.worker.insight import saves
 from muster.worker.saves.failure import ending_text, failure_text
+from muster.worker.saves.memory.gpus import synchronize
 from muster.worker.saves.memory.host_memory import Location
-from muster.worker.saves.memory.staging import Held, HostBuffers, synchronize, unshared
+from muster.worker.saves.memory.staging import Held, HostBuffers, unshared
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.writers import child, forking, handover
 from muster.worker.saves.writers.priority import Priority
@@ -131,7 +132,8 @@ def _on_host(request: AsyncRequest, staged: bool) -> AsyncRequest:
         request: the request.
         staged: whether its tensors are in buffers of saves, where the copies to them are waited for.
     """
-    request = request.preloaded()
+    if request.preload_fn is not None:
+        request, staged = request.preloaded(), False
     if not staged:
         # First of all: pinned memory, to which copies may be under way, can be shared memory, too.
         synchronize()
@@ -179,7 +181,7 @@ class ForkedWrite:
         if not written or (status and reason is not None):
             return reason or (f"{text}: {said}" if said else text)
         if status:
-            logger.warning("a save was written; then %s (pid %d), with what it had to print", text, self.pid)
+            logger.warning("a save was written; then %s (pid %d) %s", text, self.pid, said)
         return None
 
     def abort(self, reason: str) -> None:
@@ -248,9 +250,8 @@ class PersistentCaller:
                 async_fn_kwargs={name: arguments[name] for name in request.async_fn_kwargs},
                 finalize_fns=[],
             )
-            location = handover.pickle_into(held.memory, request)
-            held.wait()
-            return held, location
+            held.wait()  # Objects may look at their tensors when they are pickled.
+            return held, handover.pickle_into(held.memory, request)
         except BaseException:
             held.release()
             raise

@@ -41,18 +41,21 @@ FAILED = 1
 """The exit status of a child whose function raised."""
 
 
-def run(write: Callable[[], None], report: int, parent: int) -> NoReturn:
-    """Become the child: report that it lives, write, report how that went, end.
+def run(write: Callable[[], None], report: int, gate: int, parent: int) -> NoReturn:
+    """Become the child: report that it lives, write when told to, report how that went, end.
 
     Args:
         write: what writes.
         report: the file descriptor on which it is reported.
+        gate: the file descriptor on which it is told to write.
         parent: the parent's process id; when it ends, so does the child.
     """
     status = FAILED
     try:
         _settle_down(report, parent)
         os.write(report, SIGN.pack(os.getpid()))
+        if not os.read(gate, 1):
+            raise InterruptedError("the save was given up before the child was told to write.")
         write()
         os.write(report, SIGN.pack(os.getpid()))
         _print_the_rest()
@@ -125,16 +128,16 @@ def read_report(report: int, pid: int) -> tuple[bool, str]:
         pid: its process id.
 
     Returns:
-        Whether it has written; and if not, why.
+        Whether it has written, and what else it has said: why it has not, or could not print.
     """
     # A process that it has left behind may hold the pipe's other end: do not wait for that to be closed.
     os.set_blocking(report, False)
     try:
-        said = os.read(report, MAX_TEXT * 2).removeprefix(SIGN.pack(pid))
+        said = os.read(report, MAX_TEXT * 2)
     except BlockingIOError:
         said = b""
-    written = SIGN.pack(pid) in said
-    return written, "" if written else said.decode("utf-8", "replace")
+    sign = SIGN.pack(pid)
+    return said.count(sign) > 1, said.replace(sign, b"").decode("utf-8", "replace")
 
 
 def die_with(parent: int) -> None:

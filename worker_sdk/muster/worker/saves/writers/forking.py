@@ -34,6 +34,13 @@ class Child:
     process: WriterProcess
     report: int
     """The file descriptor on which it reports."""
+    gate: int
+    """The file descriptor on which it is told to write. If it is closed before, the child ends."""
+
+    def let_write(self) -> None:
+        """Tell it to write. It may have ended by itself."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.gate, b"w")
 
     def end(self) -> None:
         """Kill it, reap it, and close its descriptors."""
@@ -45,6 +52,7 @@ class Child:
         """Close the descriptors of a child that has ended."""
         self.process.close()
         os.close(self.report)
+        os.close(self.gate)
 
 
 def fork(write: Callable[[], None], ready: Callable[[], None] | None = None) -> Child:
@@ -61,33 +69,13 @@ def fork(write: Callable[[], None], ready: Callable[[], None] | None = None) -> 
         Exception: what ``ready`` raised. The child has ended then.
     """
     child.flush()  # Else the child would write it once more.
-    if ready is None:
-        return _living(write)
-    gate = os.eventfd(0)
-
-    def write_when_ready() -> None:
-        os.eventfd_read(gate)
-        write()
-
-    try:
-        forked = _living(write_when_ready)
-        try:
-            ready()
-            os.eventfd_write(gate, 1)
-        except BaseException:
-            forked.end()
-            raise
-        return forked
-    finally:
-        os.close(gate)
-
-
-def _living(write: Callable[[], None]) -> Child:
-    """Return a child that has shown that it lives."""
     for seconds in SIGN_TIMEOUTS:
         forked = _begin(write)
         try:
             if child.wait_readable(forked.report, seconds):
+                if ready is not None:
+                    ready()
+                forked.let_write()
                 return forked
         except BaseException:
             forked.end()
@@ -110,6 +98,7 @@ def _begin(write: Callable[[], None]) -> Child:
     parent = os.getpid()
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     report, theirs = os.pipe()
+    gate, opener = os.pipe()
     forked: Child | None = None
     pid = 0
     try:
@@ -118,10 +107,13 @@ def _begin(write: Callable[[], None]) -> Child:
         pid = _fork()
         if pid == 0:
             os.close(report)
-            child.run(write, theirs, parent)
-        forked = Child(WriterProcess(pid), report)
-        # Only the child is to hold it: so its end can be seen, too. And it is closed once, whatever happens.
+            os.close(opener)
+            child.run(write, theirs, gate, parent)
+        forked = Child(WriterProcess(pid), report, opener)
+        # Only the child is to hold them: so its end can be seen, too. Each is closed once, whatever happens.
         ours, theirs = theirs, -1
+        os.close(ours)
+        ours, gate = gate, -1
         os.close(ours)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         return forked
@@ -129,13 +121,15 @@ def _begin(write: Callable[[], None]) -> Child:
         if os.getpid() != parent:
             os._exit(child.FAILED)
         try:
-            if theirs >= 0:
-                os.close(theirs)
+            for ours in (theirs, gate):
+                if ours >= 0:
+                    os.close(ours)
             if forked is not None:
                 forked.end()
             else:
                 _end_unknown(pid or _born(report))
                 os.close(report)
+                os.close(opener)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         raise

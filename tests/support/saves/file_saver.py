@@ -83,8 +83,8 @@ class FileSaver:
 class BlindCaller(ForkCaller):
     """Ignores how children end."""
 
-    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
-        write = super().start(request, copied)
+    def start(self, request: AsyncRequest, wait_for_copies: Callable[[], None] | None = None) -> Write:
+        write = super().start(request, wait_for_copies)
         wait = write.wait
         write.wait = lambda timeout: Ending(None, wait(timeout).seconds)  # type: ignore[method-assign]
         return write

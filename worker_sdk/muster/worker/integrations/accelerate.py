@@ -3,7 +3,6 @@
 Tried with accelerate 1.15.0. Where its accelerator differs, the import says so.
 """
 
-import inspect
 import re
 from contextlib import suppress
 from functools import partial
@@ -18,6 +17,7 @@ from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.contents import OURS
 from muster.worker.integrations.commit.folders import FolderSaves, newest, rotate
+from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import find, read
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
@@ -43,11 +43,7 @@ _SIGNATURES = {
     "save_state": ["self", "output_dir", "safe_serialization", "save_model_func_kwargs"],
     "load_state": ["self", "input_dir", "load_kwargs", "load_model_func_kwargs"],
 }
-for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(Accelerator, _name, lambda: None)).parameters) != _parameters:
-        raise ImportError(
-            f"muster.worker.integrations.accelerate was tried with {TRIED}; here Accelerator.{_name} differs."
-        )
+check_signatures("accelerate", Accelerator, _SIGNATURES, TRIED)
 
 
 def commit_together(

@@ -3,7 +3,6 @@
 Tried with Lightning 2.6.6, as ``lightning.pytorch``. Where its strategies differ, the import says so.
 """
 
-import inspect
 import logging
 import zipfile
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from muster.worker.integrations.commit.contents import (
     record_share,
     verify_share,
 )
+from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import (
     Marker,
     ReplacedError,
@@ -83,11 +83,7 @@ _SIGNATURES = {
     "setup": ["self", "trainer"],
     "on_train_start": ["self"],
 }
-for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(Strategy, _name, lambda: None)).parameters) != _parameters:
-        raise ImportError(
-            f"muster.worker.integrations.lightning was tried with {TRIED}; here Strategy.{_name} differs."
-        )
+check_signatures("lightning", Strategy, _SIGNATURES, TRIED)
 
 
 def committed(

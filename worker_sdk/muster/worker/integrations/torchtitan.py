@@ -3,7 +3,6 @@
 Tried with torchtitan 0.3.0. Where its manager differs, the import says so.
 """
 
-import inspect
 import logging
 from collections.abc import Set
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from muster.worker.integrations.checkpoint import CommittedReader, CommittedWrit
 from muster.worker.integrations.commit.cleanup import restore, retire, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.folders import FolderSaves, Numbered, numbered, outdated, stale
+from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import all_damaged, read
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
@@ -51,12 +51,7 @@ _SIGNATURES = {
     "_close": ["self"],
     "_purge_stale_checkpoints": ["self"],
 }
-for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(CheckpointManager, _name, lambda: None)).parameters) != _parameters:
-        raise ImportError(
-            f"muster.worker.integrations.torchtitan was tried with {TRIED}; here CheckpointManager.{_name} "
-            "differs."
-        )
+check_signatures("torchtitan", CheckpointManager, _SIGNATURES, TRIED)
 
 
 class CommittedCheckpointManager(CheckpointManager):  # type: ignore[misc]

@@ -3,7 +3,6 @@
 Tried with transformers 5.23.0. Where its trainer differs, the import says so.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
@@ -18,6 +17,7 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.folders import FolderSaves, newest, rotate
+from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommitCallback", "latest"]
@@ -37,11 +37,7 @@ _SIGNATURES = {
     "_get_output_dir": ["self", "trial"],
     "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
 }
-for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(Trainer, _name, lambda: None)).parameters) != _parameters:
-        raise ImportError(
-            f"muster.worker.integrations.transformers was tried with {TRIED}; here Trainer.{_name} differs."
-        )
+check_signatures("transformers", Trainer, _SIGNATURES, TRIED)
 
 
 class CommitCallback(TrainerCallback):  # type: ignore[misc]

@@ -266,7 +266,7 @@ class Checkpointer:
 
             self._queue.schedule_async_request(
                 AsyncRequest(pending.write, (write_part,), []),
-                copied=held.wait if held is not None else None,
+                wait_for_copies=held.wait if held is not None else None,
                 on_written=held.release if held is not None else None,
                 commit=commit,
                 on_decided=clean,

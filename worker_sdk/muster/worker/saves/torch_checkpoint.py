@@ -104,7 +104,7 @@ class TorchAsyncCheckpoint:
         state = state_dict if held is None else held.state
         return self._queue.schedule_async_request(
             AsyncRequest(write, (state, *args), [], kwargs),
-            copied=None if held is None else held.wait,
+            wait_for_copies=None if held is None else held.wait,
             on_written=None if held is None else held.release,
             # On every rank, whatever its target: all of them vote on it.
             commit=lambda _: commit(),

@@ -17,14 +17,14 @@ from muster.worker.saves.queue.effects import (
     Answer,
     Await,
     Clean,
-    Doubt,
+    DecidedSave,
     EndWrite,
     Order,
-    Outcome,
-    Over,
+    QueueEnded,
+    ReleaseQueue,
     Reopen,
     Reserved,
-    Shut,
+    RetireGroup,
     View,
     Vote,
 )
@@ -37,15 +37,15 @@ from muster.worker.saves.queue.events import (
     Decided,
     EndWrites,
     Event,
-    Filled,
     Forget,
-    Look,
+    GetView,
     OutcomeUnknown,
     Reopened,
     Reserve,
     Take,
     Wait,
     WriteEnded,
+    WriteStarted,
 )
 from muster.worker.saves.queue.ledger import Ledger
 from muster.worker.saves.queue.states import QueueState, SaveState
@@ -126,12 +126,12 @@ class World:
                     effect.save.whole = False
                     if effect.save in self.writers:
                         self.writers[effect.save] = effect.reason
-                case Doubt():
+                case RetireGroup():
                     assert self.ledger.state is not QueueState.OPEN
                     assert self.unknown, "a save is given up only if the coordinator is away"
                     self.in_doubt = True
                     effect.save.decided += 1
-                case Shut():
+                case ReleaseQueue():
                     self.shut(effect)
                 case Await() | Vote() | Clean():
                     assert self.order is None, "the voter has one order at a time"
@@ -157,7 +157,7 @@ class World:
         assert value is not GONE or self.unknown
         self.answers[asker] = value
 
-    def shut(self, effect: Shut) -> None:
+    def shut(self, effect: ReleaseQueue) -> None:
         """The queue ends."""
         assert self.has_group
         assert self.order is None
@@ -166,7 +166,7 @@ class World:
         self.has_group = False
         dropped = effect.dropped
         for asker in effect.askers:
-            self.answer(asker, Over(dropped))
+            self.answer(asker, QueueEnded(dropped))
             dropped = ()
 
     # ------------------------------------------------------------------ what callers do
@@ -195,7 +195,7 @@ class World:
         save.preparing = False
         if writes:
             self.writers[save] = None
-        self.apply(Filled(save))
+        self.apply(WriteStarted(save))
 
     def abandon(self, save: ModelSave, *, writes: bool) -> None:
         """The caller was interrupted, before it has started a write or after that."""
@@ -204,9 +204,9 @@ class World:
             self.writers[save] = None
         self.apply(Abandoned(save, "it was interrupted"))
 
-    def take(self) -> Outcome | None:
+    def take(self) -> DecidedSave | None:
         """Take the oldest save, to finalize it."""
-        taken: Outcome | None = self.answers[self.ask(Take)]
+        taken: DecidedSave | None = self.answers[self.ask(Take)]
         if taken is not None:
             save: ModelSave = taken.save
             assert not save.aborted, "after an abort nothing is finalized"
@@ -273,7 +273,7 @@ class AnyOrder(RuleBasedStateMachine):
         world = self.world
         state, before, next_idx = world.ledger.state, len(world.saves), world.ledger.view.next_idx
         world.reserve(thread)
-        opens = state is QueueState.OPEN or (state is QueueState.ABORTED and not world.in_doubt)
+        opens = state is QueueState.OPEN or (state is QueueState.INACTIVE and not world.in_doubt)
         assert len(world.saves) == before + opens
         assert world.ledger.view.next_idx == next_idx + opens
 
@@ -329,7 +329,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         world = self.world
-        view = world.answers[world.ask(Look)]
+        view = world.answers[world.ask(GetView)]
         left = [save for save in world.saves if not (save.taken or (save.aborted and save.decided))]
         ready = next((n for n, save in enumerate(left) if not save.decided), len(left))
         assert view == View(world.ledger.state, len(world.saves), ready, len(left))
@@ -453,9 +453,9 @@ def test_unknown_outcome_is_asked_for_until_the_queue_closes():
         votes[order.save.idx] += isinstance(order, Vote)
         world.voter_answers(None, GONE)
     assert votes == {0: 1, 1: 0, 2: 0}, "the barrier of a later save would be that of the first"
-    assert world.answers[ends] == Over(())
+    assert world.answers[ends] == QueueEnded(())
     assert world.in_doubt
-    assert [world.take() for _ in range(4)] == [*(Outcome(save, GONE) for save in saves), None]
+    assert [world.take() for _ in range(4)] == [*(DecidedSave(save, GONE) for save in saves), None]
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -467,5 +467,5 @@ def test_abort_ends_as_closed_only_if_the_queue_is_closed_meanwhile(closes: bool
         world.close(1)
     while world.order is not None:
         world.voter_answers(None, None)
-    assert world.ledger.state is (QueueState.CLOSED if closes else QueueState.ABORTED)
+    assert world.ledger.state is (QueueState.CLOSED if closes else QueueState.INACTIVE)
     assert [outcome.error for outcome in world.answers[over].dropped] == [NOT_COMMITTED]

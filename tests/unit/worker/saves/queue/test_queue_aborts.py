@@ -123,11 +123,11 @@ def test_abort_fails_a_save_that_is_still_prepared_and_ends_its_late_writer(barr
     """By a thread that watches the job. The copy to the host may take seconds; the abort does not wait."""
 
     class Slow(ForkCaller):
-        def start(self, request: AsyncRequest, copied: Any = None) -> Write:
+        def start(self, request: AsyncRequest, wait_for_copies: Any = None) -> Write:
             if request.call_idx == 1:
                 beginning.set()
                 assert aborted.wait(PATIENCE)
-            return super().start(request, copied)
+            return super().start(request, wait_for_copies)
 
     def abort() -> None:
         assert beginning.wait(PATIENCE)

@@ -30,7 +30,7 @@ def test_signal_handler_that_ends_the_queue_does_not_wait_for_the_save_it_interr
     barrier: FakeBarrier, *, abort: bool
 ):
     class Interrupted(ForkCaller):
-        def start(self, request: AsyncRequest, copied: Any = None) -> Write:
+        def start(self, request: AsyncRequest, wait_for_copies: Any = None) -> Write:
             with suppress(AsyncSaveError):
                 made[0].close(abort=abort)
             raise KeyboardInterrupt
@@ -63,14 +63,14 @@ def test_save_begins_while_its_caller_holds_locks_and_in_the_callers_grad_mode(
 
 def test_save_of_a_signal_handler_fails_the_save_that_it_interrupted(barrier: FakeBarrier):
     class Nested(ForkCaller):
-        def start(self, request: AsyncRequest, copied: Any = None) -> Write:
+        def start(self, request: AsyncRequest, wait_for_copies: Any = None) -> Write:
             queue = made[0]
             if request.call_idx == 0:
                 assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
                 with pytest.raises(AsyncSaveError, match=r"save 0 .* has begun another save"):
                     queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
                 assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [1]
-            return super().start(request, copied)
+            return super().start(request, wait_for_copies)
 
     made: list[AsyncCallsQueue] = []
     with no_child_left(), AsyncCallsQueue(barrier=barrier, caller=Nested()) as queue:  # type: ignore[arg-type]
@@ -83,12 +83,12 @@ def test_writer_that_starts_too_late_is_reaped_where_no_thread_can_be_started(
     barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
 ):
     class Late(ForkCaller):
-        def start(self, request: AsyncRequest, copied: Any = None) -> Write:
+        def start(self, request: AsyncRequest, wait_for_copies: Any = None) -> Write:
             with pytest.raises(AsyncSaveError, match="its queue was closed while it was begun"):
                 made[0].close()
             for name in (queue_loop.LOOP, queue_loop.VOTER):
                 refuse_threads(name, monkeypatch)
-            return super().start(request, copied)
+            return super().start(request, wait_for_copies)
 
     made: list[AsyncCallsQueue] = []
     released: list[int] = []

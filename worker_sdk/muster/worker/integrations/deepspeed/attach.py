@@ -1,6 +1,5 @@
 """Lets an engine of DeepSpeed's commit its checkpoints, if it is one whose calls are known."""
 
-import inspect
 import os
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.directory import write_marker
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.commit.commitment import OnLost
+from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import Marker, read, stamped
 from muster.worker.integrations.deepspeed.engine import EngineSaves
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
@@ -40,12 +40,7 @@ _SIGNATURES = {
     "load_universal_checkpoint": ["self"],
     "use_node_local_storage": ["self"],
 }  # fmt: skip
-for _name, _parameters in _SIGNATURES.items():
-    if list(inspect.signature(getattr(DeepSpeedEngine, _name, lambda: None)).parameters) != _parameters:
-        raise ImportError(
-            f"muster.worker.integrations.deepspeed was tried with {TRIED}; here DeepSpeedEngine.{_name} "
-            "differs."
-        )
+check_signatures("deepspeed", DeepSpeedEngine, _SIGNATURES, TRIED)
 
 
 def commit_together(

@@ -291,7 +291,7 @@ class _Negotiator:
             self._agree(negotiation)
         except OutcomeUnknownError as error:
             # The group's next barrier is still this one's.
-            self._group.doubt(negotiation.name)
+            self._group.retire(negotiation.name)
             negotiation.fail(error)
             return error
         except BaseException as error:  # Whatever it is, the saves that follow need this thread.

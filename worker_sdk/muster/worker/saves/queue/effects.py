@@ -25,7 +25,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecidedSave:
     """A save that is decided."""
 
     save: Save
@@ -34,10 +34,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class QueueEnded:
     """A queue has ended."""
 
-    dropped: tuple[Outcome, ...]
+    dropped: tuple[DecidedSave, ...]
     """The saves that an abort has dropped, oldest first."""
     error: BaseException | None = None
     """Why the writers could not be released."""
@@ -106,18 +106,18 @@ class Clean:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class RetireGroup:
     """The group may never take another save: this rank gives up a save whose outcome it does not know."""
 
     save: Save
 
 
 @dataclass(frozen=True, slots=True)
-class Shut:
+class ReleaseQueue:
     """Release the writers and the group, and tell the callers that wait for it."""
 
     askers: tuple[Asker, ...]
-    dropped: tuple[Outcome, ...]
+    dropped: tuple[DecidedSave, ...]
     """The saves that an abort has dropped, oldest first."""
     forgotten: bool
     """Whether nobody holds the queue. Then wait for nothing."""
@@ -125,4 +125,4 @@ class Shut:
 
 Order: TypeAlias = Await | Vote | Clean
 """An order to the voter, which has one at a time, and answers each by one event."""
-Effect: TypeAlias = Answer | Reserved | Reopen | EndWrite | Doubt | Shut | Order
+Effect: TypeAlias = Answer | Reserved | Reopen | EndWrite | RetireGroup | ReleaseQueue | Order

@@ -20,7 +20,7 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class WriteStarted:
     """The caller has started the save's write, or the save has no write."""
 
     save: Save
@@ -45,7 +45,7 @@ class CheckOpen:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GetView:
     """How does the queue stand?"""
 
     asker: Asker
@@ -137,10 +137,10 @@ class Cleaned:
     save: Save
 
 
-Question: TypeAlias = Reserve | CheckOpen | Look | Wait | Take | Abort
+Question: TypeAlias = Reserve | CheckOpen | GetView | Wait | Take | Abort
 Event: TypeAlias = (
     Question
-    | Filled
+    | WriteStarted
     | Abandoned
     | EndWrites
     | Close

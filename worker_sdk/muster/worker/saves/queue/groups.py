@@ -31,9 +31,9 @@ class Group:
             ValueError: another queue does.
             MusterError: the outcome of one of its saves is not known here.
         """
-        if self in _in_doubt:
+        if self in _retired:
             raise MusterError(
-                f"the outcome of {_in_doubt[self]} is not known to this rank, and the next barrier of group "
+                f"the outcome of {_retired[self]} is not known to this rank, and the next barrier of group "
                 f'"{self.prefix}" would tell it as that of another save. Restart the job, or give the saves '
                 "of all ranks a generation or a group of their own, such as "
                 f'barrier=GrpcBarrier(barrier_prefix="{self.prefix}-b").'
@@ -51,9 +51,9 @@ class Group:
             self.give_back()
             raise
 
-    def doubt(self, save: str) -> None:
+    def retire(self, save: str) -> None:
         """Refuse it from now on: this rank gives up a save of it whose outcome it was not told."""
-        _in_doubt.setdefault(self, save)
+        _retired.setdefault(self, save)
 
     def give_back(self) -> None:
         """Its queue was closed: the group is anybody's."""
@@ -72,7 +72,7 @@ class Group:
 _taken: set[Group] = set()
 _numbered: set[Group] = set()
 """Those that the default passes over: taken, and not given back by a close."""
-_in_doubt: dict[Group, str] = {}
+_retired: dict[Group, str] = {}
 
 
 def default_barrier() -> GrpcBarrier:

@@ -15,15 +15,15 @@ from muster.worker.saves.queue.effects import (
     Answer,
     Await,
     Clean,
-    Doubt,
+    DecidedSave,
     Effect,
     EndWrite,
     Order,
-    Outcome,
-    Over,
+    QueueEnded,
+    ReleaseQueue,
     Reopen,
     Reserved,
-    Shut,
+    RetireGroup,
     View,
     Vote,
 )
@@ -36,15 +36,15 @@ from muster.worker.saves.queue.events import (
     Decided,
     EndWrites,
     Event,
-    Filled,
     Forget,
-    Look,
+    GetView,
     OutcomeUnknown,
     Reopened,
     Reserve,
     Take,
     Wait,
     WriteEnded,
+    WriteStarted,
 )
 from muster.worker.saves.queue.states import QUEUE_MOVES, SAVE_MOVES, Asker, QueueState, Save, SaveState
 
@@ -74,7 +74,7 @@ class _Slot:
 class Ledger:
     """The saves of one queue, oldest first, and the state of the queue."""
 
-    state: QueueState = QueueState.ABORTED
+    state: QueueState = QueueState.INACTIVE
     _next_idx: int = 0
     _slots: deque[_Slot] = field(default_factory=deque)
     """The saves that are neither finalized nor dropped."""
@@ -95,7 +95,7 @@ class Ledger:
     _waiting: list[Wait] = field(default_factory=list)
     _enders: list[Asker] = field(default_factory=list)
     """Callers that wait for the end of a queue that closes."""
-    _dropped: list[Outcome] = field(default_factory=list)
+    _dropped: list[DecidedSave] = field(default_factory=list)
     """The saves that the abort under way has dropped."""
     _effects: list[Effect] = field(default_factory=list)
 
@@ -131,17 +131,17 @@ class Ledger:
     # ------------------------------------------------------------------ what callers ask
 
     def _reserve(self, event: Reserve) -> None:
-        if self.state is QueueState.ABORTED:
+        if self.state is QueueState.INACTIVE:
             self._effects.append(Reopen(event))
         elif self.state is not QueueState.OPEN:
             self._effects.append(Answer(event.asker, _closed()))
         else:
-            self._leave(event.thread, "the thread that began it has begun another save")
+            self._give_up_prepared(event.thread, "the thread that began it has begun another save")
             self._slots.append(_Slot(event.save, self._next_idx, event.thread))
             self._effects.append(Reserved(event.save, self._next_idx, event.asker))
             self._next_idx += 1
 
-    def _filled(self, event: Filled) -> None:
+    def _filled(self, event: WriteStarted) -> None:
         slot = self._slot(event.save)
         if event.save in self._late:
             self._reap(event.save)
@@ -157,12 +157,12 @@ class Ledger:
             self._end_write(slot, event.reason)
 
     def _check_open(self, event: CheckOpen) -> None:
-        if self.state is QueueState.ABORTED:
+        if self.state is QueueState.INACTIVE:
             self._effects.append(Reopen(event))
         else:
             self._effects.append(Answer(event.asker, None if self.state is QueueState.OPEN else _closed()))
 
-    def _look(self, event: Look) -> None:
+    def _look(self, event: GetView) -> None:
         self._effects.append(Answer(event.asker, self.view))
 
     def _wait(self, event: Wait) -> None:
@@ -173,7 +173,7 @@ class Ledger:
         if self._slots and self._slots[0].decided:
             slot = self._slots.popleft()
             slot.move(SaveState.FINALIZED)
-            taken = Outcome(slot.save, slot.error)
+            taken = DecidedSave(slot.save, slot.error)
         self._effects.append(Answer(event.asker, taken))
 
     # ------------------------------------------------------------------ ends
@@ -184,14 +184,14 @@ class Ledger:
                 self._end_write(slot, event.reason)
 
     def _close(self, event: Close) -> None:
-        self._leave(event.thread, "its queue was closed while it was begun")
+        self._give_up_prepared(event.thread, "its queue was closed while it was begun")
         self._move_to_closed()
         self._await_end(event.asker)
 
     def _abort(self, event: Abort) -> None:
         if self.state is QueueState.OPEN:
             self._move(QueueState.CLOSING)
-            self._ends_as = QueueState.ABORTED
+            self._ends_as = QueueState.INACTIVE
         if self.state is QueueState.CLOSING:
             self._aborted_at = self._next_idx
         for slot in list(self._slots):
@@ -209,7 +209,7 @@ class Ledger:
         self._move_to_closed()
 
     def _move_to_closed(self) -> None:
-        if self.state in (QueueState.OPEN, QueueState.ABORTED):
+        if self.state in (QueueState.OPEN, QueueState.INACTIVE):
             self._move(QueueState.CLOSING if self.state is QueueState.OPEN else QueueState.CLOSED)
         self._ends_as = QueueState.CLOSED
 
@@ -217,9 +217,9 @@ class Ledger:
         if self.state is QueueState.CLOSING:
             self._enders.append(asker)
         else:
-            self._effects.append(Answer(asker, Over(self._take_dropped())))
+            self._effects.append(Answer(asker, QueueEnded(self._take_dropped())))
 
-    def _take_dropped(self) -> tuple[Outcome, ...]:
+    def _take_dropped(self) -> tuple[DecidedSave, ...]:
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
 
@@ -262,7 +262,7 @@ class Ledger:
         assert slot is not None
         return slot
 
-    def _leave(self, thread: int, reason: str) -> None:
+    def _give_up_prepared(self, thread: int, reason: str) -> None:
         """Give up what a thread prepared: it does something else, so an interrupt ended or suspended that."""
         for slot in self._slots:
             if slot.state is SaveState.RESERVED and slot.thread == thread:
@@ -293,7 +293,7 @@ class Ledger:
     def _drop(self, slot: _Slot) -> None:
         slot.move(SaveState.DROPPED)
         self._slots.remove(slot)
-        self._dropped.append(Outcome(slot.save, slot.error))
+        self._dropped.append(DecidedSave(slot.save, slot.error))
 
     def _proceed(self) -> None:
         """Give the voter its next order, if it has none; end a queue that closes and has nothing left."""
@@ -315,7 +315,7 @@ class Ledger:
                 self._order(Vote(slot.save, slot.failure, self._since_abort(slot)))
             else:
                 # A later save cannot be decided either: its barrier is the group's next one.
-                self._effects.append(Doubt(slot.save))
+                self._effects.append(RetireGroup(slot.save))
                 self._decide(slot, self._unknown)
 
     def _order(self, order: Order) -> None:
@@ -331,7 +331,7 @@ class Ledger:
         if self.state is QueueState.CLOSING:
             self._move(self._ends_as)
             enders, self._enders = tuple(self._enders), []
-            self._effects.append(Shut(enders, self._take_dropped(), self._forgotten))
+            self._effects.append(ReleaseQueue(enders, self._take_dropped(), self._forgotten))
 
     def _answer_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -351,10 +351,10 @@ def _closed() -> MusterError:
 
 _HANDLERS: Mapping[type[Any], Callable[[Ledger, Any], None]] = {
     Reserve: Ledger._reserve,
-    Filled: Ledger._filled,
+    WriteStarted: Ledger._filled,
     Abandoned: Ledger._abandoned,
     CheckOpen: Ledger._check_open,
-    Look: Ledger._look,
+    GetView: Ledger._look,
     Wait: Ledger._wait,
     Take: Ledger._take,
     EndWrites: Ledger._end_writes,

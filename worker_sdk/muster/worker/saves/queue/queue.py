@@ -20,7 +20,7 @@ from muster.worker.groups.write_report import WriteReport
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.queue.calls import EMPTY_REPORT, Call, SaveTimings
-from muster.worker.saves.queue.effects import Outcome, Over, View
+from muster.worker.saves.queue.effects import DecidedSave, QueueEnded, View
 from muster.worker.saves.queue.events import (
     Abandoned,
     Abort,
@@ -28,12 +28,12 @@ from muster.worker.saves.queue.events import (
     Close,
     EndWrites,
     Event,
-    Filled,
     Forget,
-    Look,
+    GetView,
     Reserve,
     Take,
     Wait,
+    WriteStarted,
 )
 from muster.worker.saves.queue.groups import Group, default_barrier
 from muster.worker.saves.queue.queue_loop import QueueLoop
@@ -190,7 +190,7 @@ class AsyncCallsQueue:
         self,
         async_request: AsyncRequest,
         *,
-        copied: Callable[[], None] | None = None,
+        wait_for_copies: Callable[[], None] | None = None,
         on_written: Callable[[], None] | None = None,
         commit: Callable[[Decision], None] | None = None,
         on_decided: Callable[[], None] | None = None,
@@ -204,8 +204,8 @@ class AsyncCallsQueue:
 
         Args:
             async_request: what to write, and what to do when every rank has written.
-            copied: waits for the copies that a GPU still makes to buffers that the request reads, which
-                forked children share. A child is forked meanwhile.
+            wait_for_copies: waits for the copies that a GPU still makes to buffers that the request reads.
+                Forked children share these, and are forked meanwhile.
             on_written: called, on another thread, when this rank's write has ended, well or not: what it
                 read may be used again.
             commit: called, on another thread, when every rank has written, with that decision. The save is
@@ -239,8 +239,8 @@ class AsyncCallsQueue:
             if request.async_fn is not None:
                 # No signal is handled between the end of a function in Python and the next instruction.
                 start = self._caller.start
-                call.write = start(request) if copied is None else start(request, copied)
-            self._loop.post(Filled(call))
+                call.write = start(request) if wait_for_copies is None else start(request, wait_for_copies)
+            self._loop.post(WriteStarted(call))
         except BaseException as error:
             # The other ranks count this save, too: they must learn of it soon, and stay in step.
             self._loop.post(Abandoned(call, failure_text(error)))
@@ -391,7 +391,7 @@ class AsyncCallsQueue:
 
     def _end(self, asker: SimpleQueue[Any]) -> None:
         """Wait until the queue has ended."""
-        over: Over = asker.get()
+        over: QueueEnded = asker.get()
         if over.thread is not None:
             over.thread.join()
         if over.error is not None:
@@ -413,7 +413,7 @@ class AsyncCallsQueue:
     def _look(self) -> View:
         if self._loop.settled():
             return self._loop.view  # This needs no switch to the loop's thread.
-        view: View = self._ask(Look)
+        view: View = self._ask(GetView)
         return view
 
     def _ask(self, question: Callable[[SimpleQueue[Any]], Event]) -> Any:  # noqa: ANN401
@@ -456,7 +456,7 @@ class AsyncCallsQueue:
     def _finalize_oldest(self, count: int) -> list[int]:
         finalized: list[int] = []
         for _ in range(count):
-            outcome: Outcome | None = self._ask(Take)
+            outcome: DecidedSave | None = self._ask(Take)
             if outcome is None:
                 break  # Another thread has taken those that were counted.
             try:
@@ -467,7 +467,7 @@ class AsyncCallsQueue:
             finalized.append(outcome.save.idx)
         return finalized
 
-    def _finalize(self, outcome: Outcome) -> None:
+    def _finalize(self, outcome: DecidedSave) -> None:
         if outcome.error is not None:
             raise outcome.error
         call: Call = outcome.save

@@ -24,14 +24,14 @@ from muster.worker.saves.queue.effects import (
     Answer,
     Await,
     Clean,
-    Doubt,
     Effect,
     EndWrite,
     Order,
-    Over,
+    QueueEnded,
+    ReleaseQueue,
     Reopen,
     Reserved,
-    Shut,
+    RetireGroup,
     View,
     Vote,
 )
@@ -85,7 +85,7 @@ class QueueLoop:
         self._unfit: RuntimeError | None = None
         self._answers: list[tuple[Asker, object]] = []
         """The answers to the event that is being taken in."""
-        self._farewells: list[tuple[Asker, Over]] = []
+        self._farewells: list[tuple[Asker, QueueEnded]] = []
 
     def put(self, event: Event) -> None:
         """Hand in an event. A closed queue takes it in later."""
@@ -175,7 +175,7 @@ class QueueLoop:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Answer(asker, Over() as over):
+            case Answer(asker, QueueEnded() as over):
                 self._say_over(asker, over)
             case Answer():
                 self._answer(effect.asker, effect.value)
@@ -186,9 +186,9 @@ class QueueLoop:
                 self._reopen(effect)
             case EndWrite():
                 self._end_write(effect.save, effect.reason)
-            case Doubt():
-                self._group.doubt(effect.save.name)
-            case Shut():
+            case RetireGroup():
+                self._group.retire(effect.save.name)
+            case ReleaseQueue():
                 self._shut(effect)
             case Await() | Vote() | Clean():
                 self._order(effect)
@@ -229,7 +229,7 @@ class QueueLoop:
             thread.start()
             self._voting = thread
 
-    def _shut(self, effect: Shut) -> None:
+    def _shut(self, effect: ReleaseQueue) -> None:
         error: BaseException | None = None
         if not effect.forgotten:  # Else the writers' own finalizers end them.
             try:
@@ -237,12 +237,12 @@ class QueueLoop:
             except BaseException as failed:
                 error = failed
         self._return_group(forgotten=effect.forgotten)
-        over = Over(effect.dropped, error)
+        over = QueueEnded(effect.dropped, error)
         for asker in effect.askers:
             self._say_over(asker, over)
-            over = Over(())
+            over = QueueEnded(())
 
-    def _say_over(self, asker: Asker, over: Over) -> None:
+    def _say_over(self, asker: Asker, over: QueueEnded) -> None:
         if self.ledger.state is QueueState.CLOSED:
             self._farewells.append((asker, over))  # When the threads have ended, too.
         else:

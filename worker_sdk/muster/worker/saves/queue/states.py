@@ -19,8 +19,8 @@ class QueueState(Enum):
     """Refuses it; earlier saves are not decided yet."""
     CLOSED = "closed"
     """Refuses it, for good."""
-    ABORTED = "aborted"
-    """Opens again for it. A new queue begins like this, too."""
+    INACTIVE = "inactive"
+    """Has no group, and takes one for it. So a queue begins, and so it goes on after an abort."""
 
 
 class SaveState(Enum):
@@ -41,9 +41,9 @@ class SaveState(Enum):
 
 
 QUEUE_MOVES: Mapping[QueueState, frozenset[QueueState]] = {
+    QueueState.INACTIVE: frozenset({QueueState.OPEN, QueueState.CLOSED}),
     QueueState.OPEN: frozenset({QueueState.CLOSING}),
-    QueueState.CLOSING: frozenset({QueueState.CLOSED, QueueState.ABORTED}),
-    QueueState.ABORTED: frozenset({QueueState.OPEN, QueueState.CLOSED}),
+    QueueState.CLOSING: frozenset({QueueState.CLOSED, QueueState.INACTIVE}),
     QueueState.CLOSED: frozenset(),
 }
 SAVE_MOVES: Mapping[SaveState, frozenset[SaveState]] = {

@@ -76,13 +76,13 @@ class Write(Protocol):
 class AsyncCaller(Protocol):
     """Starts writes."""
 
-    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
+    def start(self, request: AsyncRequest, wait_for_copies: Callable[[], None] | None = None) -> Write:
         """Bring the tensors to the host, and start to write aside.
 
         Args:
             request: what to write.
-            copied: waits for copies that a GPU still makes, to memory that this process shares with its
-                children. Nothing is read there before it has returned.
+            wait_for_copies: waits for copies that a GPU still makes, to memory that this process shares with
+                its children. Nothing is read there before it has returned.
         """
         ...
 
@@ -106,12 +106,12 @@ class ForkCaller:
         if hint := handlers_hint():
             logger.warning("saves are written by forked children, but %s", hint)
 
-    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
+    def start(self, request: AsyncRequest, wait_for_copies: Callable[[], None] | None = None) -> Write:
         """Fork a child that writes, while copies to the memory that it shares still go on."""
         began = time.monotonic()
-        request = _on_host(request, copied is not None)
+        request = _on_host(request, wait_for_copies is not None)
         preloaded = time.monotonic()
-        forked = forking.fork(request.write, copied)
+        forked = forking.fork(request.write, wait_for_copies)
         try:
             # The request holds the host's buffers, which must not be used again while the child reads them:
             # pinned ones are shared with it.
@@ -125,16 +125,16 @@ class ForkCaller:
         """Nothing is kept."""
 
 
-def _on_host(request: AsyncRequest, staged: bool) -> AsyncRequest:
+def _on_host(request: AsyncRequest, copies_awaited: bool) -> AsyncRequest:
     """Return the same request with a state that a forked child sees as it is now.
 
     Args:
         request: the request.
-        staged: whether its tensors are in buffers of saves, where the copies to them are waited for.
+        copies_awaited: whether its tensors are in buffers of saves, where the copies to them are waited for.
     """
     if request.preload_fn is not None:
-        request, staged = request.preloaded(), False
-    if not staged:
+        request, copies_awaited = request.preloaded(), False
+    if not copies_awaited:
         # First of all: pinned memory, to which copies may be under way, can be shared memory, too.
         synchronize()
     function, args, kwargs = unshared((request.async_fn, request.async_fn_args, request.async_fn_kwargs))
@@ -209,11 +209,11 @@ class PersistentCaller:
         self._worker: _Worker | None = None
         self._buffers = HostBuffers(shared=True)
 
-    def start(self, request: AsyncRequest, copied: Callable[[], None] | None = None) -> Write:
+    def start(self, request: AsyncRequest, wait_for_copies: Callable[[], None] | None = None) -> Write:
         """Put the request into shared memory, and tell the worker; nobody waits until it reads that."""
         began = time.monotonic()
-        if copied is not None:
-            copied()
+        if wait_for_copies is not None:
+            wait_for_copies()
         worker = self._usable_worker()
         held, location = self._on_host(request)
         preloaded = time.monotonic()

@@ -55,26 +55,26 @@ class Child:
         os.close(self.gate)
 
 
-def fork(write: Callable[[], None], ready: Callable[[], None] | None = None) -> Child:
+def fork(write: Callable[[], None], wait_for_copies: Callable[[], None] | None = None) -> Child:
     """Fork a child that writes.
 
     Args:
         write: what the child does.
-        ready: waits, in this process, for what the child must not read yet, such as memory to which a GPU
-            copies. The child writes when it has returned.
+        wait_for_copies: waits, in this process, for the copies that a GPU still makes to memory that the
+            child reads. The child writes when it has returned.
 
     Raises:
         MusterError: none of the children that were forked has shown that it lives.
         OSError: the system has no room for another process.
-        Exception: what ``ready`` raised. The child has ended then.
+        Exception: what ``wait_for_copies`` raised. The child has ended then.
     """
     child.flush()  # Else the child would write it once more.
     for seconds in SIGN_TIMEOUTS:
         forked = _begin(write)
         try:
             if child.wait_readable(forked.report, seconds):
-                if ready is not None:
-                    ready()
+                if wait_for_copies is not None:
+                    wait_for_copies()
                 forked.let_write()
                 return forked
         except BaseException:

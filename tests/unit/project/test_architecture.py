@@ -15,6 +15,12 @@ def test_modules_that_the_page_names_are_there():
     assert [one for one in named if not any(place.endswith(f"/{one}") for place in places)] == []
 
 
+def test_each_module_of_the_saves_is_named_with_its_folder():
+    saves = ROOT / "worker_sdk/muster/worker/saves"
+    there = {path.relative_to(saves).as_posix() for path in saves.rglob("*.py") if path.name != "__init__.py"}
+    assert there - set(re.findall(r"`([\w/]+\.py)`", PAGE)) == set()
+
+
 def test_paths_that_the_page_names_are_there():
     named = re.findall(rf"`((?:{'|'.join(SOURCES)})/…/[\w/.]+)`", PAGE)
     split = [one.split("/…/") for one in named]

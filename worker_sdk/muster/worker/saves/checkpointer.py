@@ -43,7 +43,7 @@ from muster.worker.saves.memory.staging import (
     tensors_of,
 )
 from muster.worker.saves.planning.planning import Planning, SweptError
-from muster.worker.saves.planning.states import check_planner, expanded, planned_bytes
+from muster.worker.saves.planning.state_dicts import check_planner, expanded, planned_bytes
 from muster.worker.saves.queue.calls import SaveTimings
 from muster.worker.saves.queue.groups import default_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
@@ -210,12 +210,12 @@ class Checkpointer:
             raise ValueError(f"step = {step}: it must not be negative.")
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.
         number = self._queue.next_idx
-        life = SaveAttempt(self._barrier.generation, self._first + number)
+        attempt = SaveAttempt(self._barrier.generation, self._first + number)
         tier, level = self._tier, self._level(wait_for)
         pending: PlacedSave = (
-            DirectSave(self._storage.pending(step, life))
+            DirectSave(self._storage.pending(step, attempt))
             if tier is None
-            else tier.pending(number, step, life, level)
+            else tier.pending(number, step, attempt, level)
         )
         planner = planner or DefaultSavePlanner()
         check_planner(planner)
@@ -226,7 +226,7 @@ class Checkpointer:
 
         def clean() -> None:
             if self._leads and pending.is_swept:  # Else the keepers remove what is left.
-                self._storage.sweep(self._keep_last, life, self._load.used, self._load.excluded)
+                self._storage.sweep(self._keep_last, attempt, self._load.used, self._load.excluded)
             self._huge_pages.renew(shared)
 
         try:

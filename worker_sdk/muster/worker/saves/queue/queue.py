@@ -44,7 +44,7 @@ from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.writers.callers import AsyncCaller, ForkCaller, PersistentCaller
 from muster.worker.saves.writers.priority import Priority
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("muster.worker.saves.queue")  # As users know it.
 
 _queues: WeakSet["AsyncCallsQueue"] = WeakSet()
 """The queues of this process that somebody holds."""

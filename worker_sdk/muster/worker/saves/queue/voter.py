@@ -20,7 +20,7 @@ from muster.worker.saves.queue.events import Cleaned, Decided, Event, OutcomeUnk
 from muster.worker.saves.queue.save_traces import SaveTraces
 from muster.worker.saves.queue.vote_payload import encoded, numbers
 
-logger = logging.getLogger("muster.worker.saves.queue.queue")  # As users know it.
+logger = logging.getLogger("muster.worker.saves.queue")  # As users know it.
 
 EARLY_WARNING = 10.0
 """Seconds, plus the time of its own write, after which a rank logs which ranks a queue's first save waits

@@ -68,9 +68,9 @@ class BucketStorage:
             )
         self._bucket.sweep(None)
 
-    def pending(self, step: int, life: SaveAttempt) -> "PendingBucket":
+    def pending(self, step: int, attempt: SaveAttempt) -> "PendingBucket":
         """Return a save."""
-        return PendingBucket(self._objects, self._bucket, self._bucket.attempt(step, life))
+        return PendingBucket(self._objects, self._bucket, self._bucket.attempt(step, attempt))
 
     def committed(self, step: int) -> str | None:
         """Return the whole checkpoint of a step, if this process has seen it."""
@@ -124,9 +124,9 @@ class BucketStorage:
         assert attempt is not None
         bucket.mark_damaged(attempt, damage)
 
-    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+    def settle(self, step: int, attempt: SaveAttempt, manifest: ManifestReference) -> bool:
         """Make sure that an attempt is committed, or never will be; return whether it is."""
-        return self._bucket.settle(self._bucket.attempt(step, life))
+        return self._bucket.settle(self._bucket.attempt(step, attempt))
 
     def sweep(
         self,

@@ -136,7 +136,7 @@ class CheckpointStorage(Protocol):
             UncommittedError: there are checkpoints of another kind.
         """
 
-    def pending(self, step: int, life: SaveAttempt) -> PendingCheckpoint:
+    def pending(self, step: int, attempt: SaveAttempt) -> PendingCheckpoint:
         """Return the pending checkpoint of a save."""
 
     def committed(self, step: int) -> Path | str | None:
@@ -184,12 +184,12 @@ class CheckpointStorage(Protocol):
             OSError: it cannot be recorded.
         """
 
-    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+    def settle(self, step: int, attempt: SaveAttempt, manifest: ManifestReference) -> bool:
         """Make sure that an attempt is committed, or never will be; return whether it is.
 
         Args:
             step: the step.
-            life: the attempt.
+            attempt: the attempt.
             manifest: that of the attempt.
 
         Raises:

@@ -50,10 +50,10 @@ class FolderStorage:
         """Remove what earlier lives of the job have left, and did not commit."""
         self._directory.sweep(None)
 
-    def pending(self, step: int, life: SaveAttempt) -> "PendingFolder":
+    def pending(self, step: int, attempt: SaveAttempt) -> "PendingFolder":
         """Return a save."""
         return PendingFolder(
-            self._directory, self._directory.unfinished(step, life), self._directory.path(step)
+            self._directory, self._directory.unfinished(step, attempt), self._directory.path(step)
         )
 
     def committed(self, step: int) -> Path | None:
@@ -103,9 +103,9 @@ class FolderStorage:
         """Record durably that a checkpoint is damaged."""
         self._directory.mark_damaged(Path(made.path), damage)
 
-    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+    def settle(self, step: int, attempt: SaveAttempt, manifest: ManifestReference) -> bool:
         """Make sure that an attempt is committed, or never will be; return whether it is."""
-        return self._directory.settle(step, life, manifest)
+        return self._directory.settle(step, attempt, manifest)
 
     def sweep(
         self,

@@ -34,9 +34,9 @@ class LazyStorage:
         """See :class:`CheckpointStorage`, as for all methods."""
         self._storage.take_over()
 
-    def pending(self, step: int, life: SaveAttempt) -> PendingCheckpoint:
+    def pending(self, step: int, attempt: SaveAttempt) -> PendingCheckpoint:
         """Return the pending checkpoint of a save."""
-        return self._storage.pending(step, life)
+        return self._storage.pending(step, attempt)
 
     def committed(self, step: int) -> Path | str | None:
         """Return the checkpoint of a step that no other may replace."""
@@ -62,9 +62,9 @@ class LazyStorage:
         """Record durably that a checkpoint is damaged."""
         self._storage.mark_damaged(made, damage)
 
-    def settle(self, step: int, life: SaveAttempt, manifest: ManifestReference) -> bool:
+    def settle(self, step: int, attempt: SaveAttempt, manifest: ManifestReference) -> bool:
         """Make sure that an attempt is committed, or never will be; return whether it is."""
-        return self._storage.settle(step, life, manifest)
+        return self._storage.settle(step, attempt, manifest)
 
     def sweep(
         self,

@@ -47,3 +47,7 @@ def test_each_module_of_a_package_with_layers_has_one(contract: str):
         path.parent.name for path in folder.glob("*/__init__.py")
     }
     assert {f"{package}.{name}" for name in there - {"__init__", "__main__"}} == listed
+
+
+def test_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

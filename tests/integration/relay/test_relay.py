@@ -95,6 +95,8 @@ def _bare(heard: Heard, run_id: str) -> tuple[Any, ...]:
     message = re.sub(r"pid \d+", "pid N", heard.message.replace(run_id, "RUN"))
     message = re.sub(r"\d+(\.\d+)? m?s\b", "N s", message)
     message = re.sub(r", rank \d+ last", "", message)
+    # What a rank is doing may come too late for the report.
+    message = re.sub(r"(still at #\d+\)): [^\n]*", r"\1", message)
     missing = [(one.rank, one.state.name, one.host) for one in heard.missing]
     return heard.outcome, heard.sequence, heard.reason, message, missing, heard.payloads
 

@@ -21,10 +21,10 @@ def _workers_are_forked() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def a_process_of_its_own() -> Iterator[None]:
-    """No group is taken, numbered or in doubt from another test."""
+    """No group is taken, numbered or retired by another test."""
     # Not the tests' own: what they patch is to be undone before what they have asked for.
     with pytest.MonkeyPatch.context() as patched:
-        for name, empty in (("_taken", set()), ("_numbered", set()), ("_in_doubt", {})):
+        for name, empty in (("_taken", set()), ("_numbered", set()), ("_retired", {})):
             patched.setattr(groups, name, empty)
         yield
 

@@ -19,7 +19,7 @@ from lab.patience import PATIENCE, until
 from muster.worker.errors import AsyncSaveError
 from muster.worker.insight import saves as under_way
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller
-from muster.worker.saves.writers import writer_process
+from muster.worker.saves.writers import forking, writer_process
 from muster.worker.transport.fork_guard import HANDLERS
 from tests.support.saves.fake_barrier import FakeBarrier, no_child_left, no_file_left, state_of
 from tests.unit.worker.saves.writers.write_functions import fail, save_when
@@ -165,18 +165,14 @@ def test_child_that_was_reaped_elsewhere_is_judged_by_its_report(how: str):
     assert failure is None if how == "well" else "its exit status was taken" in (failure or "")
 
 
-def test_child_that_was_reaped_at_once_is_judged_by_its_report(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    program, fork = os.getpid(), os.fork
+def test_child_that_was_reaped_at_once_is_judged_by_its_report(monkeypatch: pytest.MonkeyPatch):
+    let_write = forking.Child.let_write
 
-    def waited_for() -> int:
-        if pid := fork():
-            os.waitpid(pid, 0)
-        return pid
+    def reaped(forked: forking.Child) -> None:
+        let_write(forked)
+        os.waitpid(forked.process.pid, 0)
 
-    monkeypatch.setattr(os, "fork", waited_for)
-    assert os.getpid() == program
+    monkeypatch.setattr(forking.Child, "let_write", reaped)
     with no_file_left():
         assert ForkCaller().start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None
 

@@ -101,14 +101,20 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         keeper = FakeKeeper(request)
         with self._lock:
             self.keepers[request.keeper.id] = keeper
+
+        def end() -> None:
+            # Not after the loop: gRPC does not resume a generator whose stream ends while it sends.
+            with self._lock:
+                if self.keepers.get(request.keeper.id) is keeper:
+                    del self.keepers[request.keeper.id]
+            keeper.outbox.put(None)
+
+        if not context.add_callback(end):
+            end()
         self._push_peers()
         keeper.outbox.put(pb.KeepResponse(orders=self.orders.get(request.keeper.id, pb.Orders())))
-        context.add_callback(lambda: keeper.outbox.put(None))
         while (response := keeper.outbox.get()) is not None:
             yield response
-        with self._lock:
-            if self.keepers.get(request.keeper.id) is keeper:
-                del self.keepers[request.keeper.id]
 
     def Report(self, request: pb.ReportRequest, context: Any) -> pb.ReportResponse:  # noqa: N802
         keeper = self.keepers.get(request.keeper_id)

@@ -8,7 +8,7 @@ from muster.worker.integrations.commit import commitment, folders
 
 
 class Alone(VotingBarrier):
-    """Decides at once."""
+    """Decides at once. The barriers of one class are of one group, so they share its sequence."""
 
     prefix, rank, world_size, run_id, generation = "checkpoint/test", 0, 1, "job", 0
     sequence = 0
@@ -26,9 +26,13 @@ class Alone(VotingBarrier):
         report: object = None,
     ) -> Decision:
         """Released, but for a failure."""
-        Alone.sequence += 1
+        number = self._take_number()
         outcome = self.outcome if failure is None else Outcome.ABORTED
-        return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})
+        return Decision(self.prefix, number, outcome, failure or "", payloads={0: payload})
+
+    def _take_number(self) -> int:
+        type(self).sequence += 1
+        return self.sequence - 1
 
 
 def take_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,39 +17,22 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from muster.checkpoint.committed import MARKER, SEAL, UncommittedError
 from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST, Manifest
-from muster.worker.decision import Decision, Outcome
-from muster.worker.groups.voting import VotingBarrier
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
 from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import REPLACED
 from muster.worker.saves import Checkpointer
+from tests.support.jobs import alone
 from tests.support.saves.synced import Synced
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-class Alone(VotingBarrier):
+class Alone(alone.Alone):
     """The barrier of a job of one rank."""
 
-    prefix, rank, world_size, run_id, generation = "checkpoint/dcp", 0, 1, "job", 0
+    prefix = "checkpoint/dcp"
     participants: tuple[int, ...] = ()
-    sequence = 0
-
-    def __init__(self, _: str = "") -> None:
-        """As the real one is made."""
-
-    def vote(
-        self,
-        failure: str | None = None,
-        timeout_secs: float | None = None,
-        payload: bytes = b"",
-        early: object = None,
-        report: object = None,
-    ) -> Decision:
-        Alone.sequence += 1
-        outcome = Outcome.RELEASED if failure is None else Outcome.ABORTED
-        return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,15 @@ from typing import Any
 import pytest
 
 from muster.worker.integrations.commit import commitment
-from muster.worker.integrations.deepspeed import attach, commit_together, ranks
+from muster.worker.integrations.deepspeed import attach, commit_together
 from muster.worker.integrations.deepspeed import engine as engine_module
-from tests.unit.worker.integrations.deepspeed.engines import Alone, Comm, DecoupledCheckpointEngine, Engine
+from tests.unit.worker.integrations.deepspeed.engines import (
+    Alone,
+    Comm,
+    DecoupledCheckpointEngine,
+    Engine,
+    let_speak,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +23,7 @@ def comm(monkeypatch: pytest.MonkeyPatch) -> Comm:
     monkeypatch.setattr(attach, "GrpcBarrier", Alone)
     monkeypatch.setattr(engine_module, "_swept", set())
     alone = Comm()
-    for module in (attach, engine_module, ranks):
-        monkeypatch.setattr(module, "comm", alone)
+    let_speak(alone, monkeypatch)
     return alone
 
 

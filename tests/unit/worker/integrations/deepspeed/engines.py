@@ -8,34 +8,25 @@ import pytest
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
-from muster.worker.decision import Decision, Outcome
-from muster.worker.groups.voting import VotingBarrier
 from muster.worker.integrations.deepspeed import attach, commit_together, ranks
 from muster.worker.integrations.deepspeed import engine as engine_module
+from tests.support.jobs import alone
 
 FILE = "mp_rank_00_model_states.pt"
 
 
-class Alone(VotingBarrier):
-    """The barrier of a job of one rank, which hears no other."""
+class Alone(alone.Alone):
+    """The barrier of a job of one rank, which hears no other. Each is of a group of its own."""
 
-    prefix, run_id, generation = "checkpoint/deepspeed", "job", 0
+    prefix = "checkpoint/deepspeed"
 
     def __init__(self, rank: int = 0, world_size: int = 1, prefix: str = "") -> None:
         self.rank, self.world_size = rank, world_size
         self.sequence = 0
 
-    def vote(
-        self,
-        failure: str | None = None,
-        timeout_secs: float | None = None,
-        payload: bytes = b"",
-        early: object = None,
-        report: object = None,
-    ) -> Decision:
+    def _take_number(self) -> int:
         self.sequence += 1
-        outcome = Outcome.RELEASED if failure is None else Outcome.ABORTED
-        return Decision(self.prefix, self.sequence - 1, outcome, failure or "", payloads={0: payload})
+        return self.sequence - 1
 
 
 class Comm:
@@ -143,8 +134,12 @@ def full() -> OSError:
     return OSError(28, "No space left on device")
 
 
-def two_ranks(monkeypatch: pytest.MonkeyPatch, said: list[Any]) -> Any:
-    comm = Comm(1, said)
+def let_speak(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a fake in the place of DeepSpeed's collectives."""
     for module in (attach, engine_module, ranks):
         monkeypatch.setattr(module, "comm", comm)
+
+
+def two_ranks(monkeypatch: pytest.MonkeyPatch, said: list[Any]) -> Any:
+    let_speak(Comm(1, said), monkeypatch)
     return commit_together(Engine())

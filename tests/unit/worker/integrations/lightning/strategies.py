@@ -7,32 +7,14 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
-from muster.worker.decision import Decision, Outcome
-from muster.worker.groups.voting import VotingBarrier
 from muster.worker.integrations.lightning import committed
+from tests.support.jobs import alone
 
 
-class Alone(VotingBarrier):
+class Alone(alone.Alone):
     """The barrier of a job of one rank."""
 
-    prefix, rank, world_size, run_id, generation = "checkpoint/lightning", 0, 1, "job", 0
-    sequence = 0
-    outcome = Outcome.RELEASED
-
-    def __init__(self, *_: object) -> None:
-        """As the real one is made."""
-
-    def vote(
-        self,
-        failure: str | None = None,
-        timeout_secs: float | None = None,
-        payload: bytes = b"",
-        early: object = None,
-        report: object = None,
-    ) -> Decision:
-        Alone.sequence += 1
-        outcome = self.outcome if failure is None else Outcome.ABORTED
-        return Decision(self.prefix, Alone.sequence - 1, outcome, failure or "", payloads={0: payload})
+    prefix = "checkpoint/lightning"
 
 
 def ddp(**options: Any) -> Any:

@@ -103,7 +103,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
             self.keepers[request.keeper.id] = keeper
 
         def end() -> None:
-            # Not after the loop: gRPC does not resume a generator whose stream ends while it sends.
+            # Not after the loop: if the stream ends while gRPC sends, gRPC does not resume the generator.
             with self._lock:
                 if self.keepers.get(request.keeper.id) is keeper:
                     del self.keepers[request.keeper.id]

@@ -403,7 +403,7 @@ class Coordinator:
     def _leave_rendezvous(self, event: LeaveRendezvous, now: Instant, effects: Effects) -> None:
         run = self.runs.get(event.run_id)
         left = run is not None and run.rendezvous.leave(
-            event.incarnation, event.reason, run.closed is not None, now, effects
+            event.incarnation, event.reason, now, effects, over=run.closed is not None
         )
         self.reaper.mark_used(run, now, effects)
         effects.send(event.session, NodeLeft(left))

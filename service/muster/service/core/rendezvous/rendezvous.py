@@ -192,7 +192,7 @@ class Rendezvous:
             node.wait_back(grace, now.monotonic, outage)
             self._timers.arm(self, node.back_by)
 
-    def leave(self, incarnation: str, reason: str, over: bool, now: Instant, effects: Effects) -> bool:
+    def leave(self, incarnation: str, reason: str, now: Instant, effects: Effects, *, over: bool) -> bool:
         """Give up a node's place; return whether it had one. Unless ``over``, its round has lost it."""
         node = self.find(incarnation)
         if node is None:

@@ -88,5 +88,5 @@ class Stopping:
         if stopped is None or self._rendezvous.holds_round(incarnation, ask.attempt):
             return
         if ask.attempt > 1 or ask.round is not None:
-            self._rendezvous.leave(incarnation, "its run was stopped", True, now, effects)
+            self._rendezvous.leave(incarnation, "its run was stopped", now, effects, over=True)
             raise refusals.run_stopped(self._run_id, stopped)

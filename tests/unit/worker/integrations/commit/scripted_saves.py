@@ -1,4 +1,4 @@
-"""One rank's saves, whose barrier answers as the test scripts it."""
+"""One rank's saves, with a barrier that answers as the test scripts it."""
 
 from typing import Any
 

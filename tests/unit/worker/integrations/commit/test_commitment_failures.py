@@ -75,7 +75,7 @@ def test_a_rank_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPat
     assert calls == []
 
 
-def test_who_is_thrown_out_of_the_save_waits_for_word_of_who_is_lost():
+def test_rank_thrown_out_of_the_save_waits_to_hear_which_rank_is_lost():
     save, barrier = begun()
     save.give_up()
     assert barrier.heard() == GIVEN_UP
@@ -86,7 +86,7 @@ def test_who_is_thrown_out_of_the_save_waits_for_word_of_who_is_lost():
         save.written()
 
 
-def test_if_nobody_is_lost_those_who_gave_up_are_named():
+def test_if_no_rank_is_lost_the_ranks_that_gave_up_are_named():
     save, barrier = begun()
     result = in_thread(save.written)
     assert barrier.heard() == DONE
@@ -184,7 +184,7 @@ def test_whatever_goes_wrong_in_its_thread_is_told():
         save.written()
 
 
-def test_what_is_being_committed_is_not_late_and_what_has_failed_is_not_committed():
+def test_save_being_committed_is_not_late_and_failed_save_is_not_committed():
     save, barrier = written_by_all(rank=0)
     save.claim()
     save.committed()

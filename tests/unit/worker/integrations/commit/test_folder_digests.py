@@ -26,7 +26,7 @@ from tests.support.saves.synced import Synced
 from tests.unit.worker.integrations.commit.folder_jobs import RANKS, Job, checkpoint_in
 
 
-def test_a_manifest_says_what_all_have_written(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_manifest_lists_the_files_of_all_ranks(job: Job, monkeypatch: pytest.MonkeyPatch):
     digested: dict[int, set[str]] = {0: set(), 1: set()}
     share = contents._share
     monkeypatch.setattr(contents, "SEGMENT", 300)
@@ -61,7 +61,7 @@ def test_all_is_on_the_disk_before_a_checkpoint_has_its_name(job: Job, monkeypat
     synced.check_made(job.folder.parent)
 
 
-def test_the_ranks_of_a_host_sync_what_was_written_there_together(monkeypatch: pytest.MonkeyPatch):
+def test_ranks_of_a_host_sync_its_files_together(monkeypatch: pytest.MonkeyPatch):
     assert contents._local_rank(8) == (0, 1), "it is not known which ranks are here: each syncs all"
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

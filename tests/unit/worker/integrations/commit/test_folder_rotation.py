@@ -15,7 +15,7 @@ from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.unit.worker.integrations.commit.folder_jobs import Job, checkpoint_in
 
 
-def test_rotation_keeps_what_was_committed_last_whatever_its_number(tmp_path: Path):
+def test_rotation_keeps_the_last_commits_whatever_their_numbers(tmp_path: Path):
     made: list[Path] = []
     for number in (5, 6, 0):
         staged = StagedCheckpoint(tmp_path / f"checkpoint_{number}", 0, number, "job", "folders")

@@ -40,7 +40,7 @@ def test_what_was_not_committed_is_not_loaded_unless_it_is_adopted(tmp_path: Pat
         adopt(tmp_path / "nowhere")
 
 
-def test_a_latest_that_names_what_is_torn_is_passed_over(
+def test_latest_that_names_a_torn_checkpoint_is_passed_over(
     tmp_path: Path, engine: Any, caplog: pytest.LogCaptureFixture
 ):
     engine.save_checkpoint(tmp_path, "good", {"step": 1})
@@ -136,7 +136,9 @@ def test_what_is_replaced_while_it_is_loaded_is_an_error(tmp_path: Path, monkeyp
         engine.load_checkpoint(tmp_path)
 
 
-def test_all_ranks_refuse_what_one_does_not_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_ranks_refuse_a_checkpoint_that_one_does_not_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     engine: Any = commit_together(Engine())
     engine.save_checkpoint(tmp_path, "last")
     other = two_ranks(monkeypatch, [Choice("last"), ("last is not there",)])

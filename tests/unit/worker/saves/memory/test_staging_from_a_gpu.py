@@ -156,7 +156,7 @@ class _Late:
 
 
 FORKED = ["copy", "fork", "arrived", "arrived"]
-"""The calls of a save whose copies go on during the fork, to memory from two GPUs."""
+"""The calls of a save with copies from two GPUs that go on during the fork."""
 
 
 class _Planner(DefaultSavePlanner):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 
 def check_signatures(adapter: str, owner: type, signatures: Mapping[str, Sequence[str]], tried: str) -> None:
-    """Refuse a framework whose functions have other parameters than the adapter knows.
+    """Refuse a framework if its functions have other parameters than the adapter knows.
 
     Args:
         adapter: the module's name in ``muster.worker.integrations``.

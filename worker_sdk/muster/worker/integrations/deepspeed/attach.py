@@ -1,4 +1,4 @@
-"""Lets an engine of DeepSpeed's commit its checkpoints, if it is one whose calls are known."""
+"""Lets an engine of DeepSpeed's commit its checkpoints, if the adapter knows its calls."""
 
 import os
 from contextlib import suppress

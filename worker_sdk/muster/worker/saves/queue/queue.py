@@ -238,7 +238,7 @@ class AsyncCallsQueue:
             request = request._replace(call_idx=self._reserve(call))
             if request.async_fn is not None:
                 # No signal is handled between the end of a function in Python and the next instruction.
-                start = self._caller.start
+                start = self._caller.start  # A caller of a user's own may know of no copies.
                 call.write = start(request) if wait_for_copies is None else start(request, wait_for_copies)
             self._loop.post(WriteStarted(call))
         except BaseException as error:

@@ -29,7 +29,7 @@ def test_size_has_a_unit(count: int, words: str):
     assert size(count) == words
 
 
-def test_list_shows_what_is_committed_newest_first(tmp_path: Path):
+def test_list_shows_committed_checkpoints_newest_first(tmp_path: Path):
     for step in (100, 200):
         in_folder(tmp_path, step)
     in_folder(tmp_path, 50, digests=False)

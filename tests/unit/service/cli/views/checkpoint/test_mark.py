@@ -33,13 +33,13 @@ def test_marks_are_made_and_taken_back(tmp_path: Path):
     assert sorted(one.name for one in path.iterdir()) == [*ITEMS, MARKER, MANIFEST]
 
 
-def test_mark_shows_what_became_of_the_checkpoint_in_json(tmp_path: Path):
+def test_mark_shows_the_new_state_of_the_checkpoint_in_json(tmp_path: Path):
     in_folder(tmp_path, 100)
     shown = json.loads(run("mark", tmp_path, "--keep", 100, "-o", "json").stdout)
     assert (shown["step"], shown["kept"]) == (100, True)
 
 
-def test_checkpoint_whose_marker_is_garbage_can_be_marked(tmp_path: Path):
+def test_checkpoint_with_a_garbage_marker_can_be_marked(tmp_path: Path):
     (in_folder(tmp_path, 100) / MARKER).write_bytes(b"{")
     run("mark", tmp_path, "--keep", 100)
     run("mark", tmp_path, "--corrupt", 100)

@@ -293,6 +293,7 @@ def main() -> int:
     )
     parser.add_argument("--repeats", type=int, default=3, help="loads of each kind in a process")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the state is")
+    parser.add_argument("--saved-by", type=int, choices=[1, 2], nargs="+", default=[1, 2], help="ranks")
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
     parser.add_argument("--output", type=Path, help="default: in benchmarks/results, by the device")
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
@@ -309,7 +310,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix=".saves-", dir=arguments.folder) as scratch,
     ):
         for gib in arguments.gib:
-            for saved_by in (1, 2):
+            for saved_by in arguments.saved_by:
                 folder = Path(scratch).resolve() / f"{gib}-{saved_by}"
                 folder.mkdir()
                 cells += measure(
@@ -322,10 +323,10 @@ def main() -> int:
                     coordinator.endpoint,
                 )
                 shutil.rmtree(folder)
-    output.write_text(
-        json.dumps({"machine": machine, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n"
-    )
-    (arguments.docs / f"{name}.md").write_text(page(machine, cells))
+                # Written after each, so that a run that is cut off keeps what it has measured.
+                measured = {"machine": machine, "cells": [asdict(cell) for cell in cells]}
+                output.write_text(json.dumps(measured, indent=1) + "\n")
+                (arguments.docs / f"{name}.md").write_text(page(machine, cells))
     return int(any(cell.failure for cell in cells))
 
 

@@ -16,7 +16,7 @@ import muster.worker
 from lab.processes.coordinator import Coordinator
 from muster.worker import Checkpointer, GrpcBarrier, TorchAsyncCheckpoint
 from muster.worker.saves import AsyncRequest, ForkCaller
-from tests.support.saves.fake_barrier import no_child_left
+from tests.support.saves.child_processes import no_child_left
 
 pytestmark = pytest.mark.gpu_only
 

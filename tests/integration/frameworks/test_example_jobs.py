@@ -12,7 +12,7 @@ from lab.processes.coordinator import Coordinator
 from lab.processes.fork_server import LONGEST_NAME
 from muster.checkpoint.committed import MARKER
 from tests.support.jobs.lives import FRAMEWORKS
-from tests.support.saves.fake_barrier import children_of
+from tests.support.saves.child_processes import children_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RANKS = 2

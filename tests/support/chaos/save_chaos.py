@@ -27,7 +27,7 @@ from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.worker.saves.storage.bucket_storage import BucketStorage
-from tests.support.saves.fake_barrier import children_of, state_of
+from tests.support.saves.child_processes import children_of, state_of
 from tests.support.saves.save_history import (
     UNCONFIRMED,
     Event,

@@ -15,7 +15,7 @@ from muster.checkpoint.committed import MARKER
 from muster.checkpoint.manifest import MANIFEST
 from muster.worker.saves import Checkpointer
 from tests.support.saves import disk_bucket
-from tests.support.saves.round_table import RoundTable
+from tests.support.saves.fake_group import FakeGroup
 
 T = TypeVar("T")
 
@@ -93,19 +93,19 @@ class Job:
         self, generation: int, world_size: int, do: Callable[[Checkpointer, int], T]
     ) -> list[T | Exception]:
         """Let the ranks of one life do something, each in a thread of its own: what it returns or raises."""
-        table = RoundTable(world_size)
+        group = FakeGroup(world_size)
 
         def run(rank: int) -> T | Exception:
-            seat = table.seat(rank)
-            seat.generation = generation
+            member = group.member(rank)
+            member.generation = generation
             try:
-                made = Checkpointer(self.place, barrier=seat, timeout=60)  # type: ignore[arg-type]
+                made = Checkpointer(self.place, barrier=member, timeout=60)  # type: ignore[arg-type]
                 try:
                     return do(made, rank)
                 finally:
                     made.close()
             except Exception as error:
-                table.lose(rank)  # Its process ends.
+                group.lose(rank)  # Its process ends.
                 return error
 
         with ThreadPoolExecutor(world_size) as pool:

@@ -288,7 +288,7 @@ class _Worker:
 
     def close(self) -> list[int]:
         """Close; the children that are left."""
-        from tests.support.saves.fake_barrier import children
+        from tests.support.saves.child_processes import children
 
         self.saver.close()
         return sorted(children())

@@ -9,7 +9,7 @@ from muster.worker.groups.voting import VotingBarrier
 from muster.worker.groups.write_report import WriteReport
 
 
-class FakeBarrier(VotingBarrier):
+class ScriptedBarrier(VotingBarrier):
     """A group of two ranks, of which the other one says what the test does."""
 
     prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0

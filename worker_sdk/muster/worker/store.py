@@ -23,7 +23,7 @@ from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreT
 from muster.worker.store_stream import StoreConnection, Waiting
 from muster.worker.transport.channel import shared_channel
 from muster.worker.transport.fork_guard import forked
-from muster.worker.transport.outage import Outage
+from muster.worker.transport.outage_log import OutageLog
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """The default of torch's stores."""
@@ -291,7 +291,7 @@ class CoordinatorStore(Store):
         """Send a request, and again while no coordinator answers, until the timeout is over."""
         self._check_owner()
         deadline = time.monotonic() + (timeout or float("inf"))
-        outage, patience = Outage(self.endpoint), TokenPatience(self.endpoint, time.monotonic)
+        outage, patience = OutageLog(self.endpoint), TokenPatience(self.endpoint, time.monotonic)
         search = Search(self._replicas)
         left = timeout
         while True:

@@ -19,8 +19,8 @@ from muster.worker.integrations.commit.protocol import LATE
 from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, REUSED
 from muster.worker.transport.fork_guard import start_thread
 from tests.support.meeting import in_thread
-from tests.support.saves.fake_group import FakeGroup, Seat
-from tests.support.saves.scripted_barrier import FakeBarrier, decided
+from tests.support.saves.fake_group import FakeGroup, Member
+from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,7 @@ class Job:
 
     def __init__(self, ranks: int = 2) -> None:
         self.group = FakeGroup(ranks)
+        self.members = [self.group.member(rank, "checkpoint/dcp") for rank in range(ranks)]
         self.parts: dict[int, set[tuple[int, str]]] = defaultdict(set)
         """Who has written what, by the number of the save."""
         self.committed: list[str] = []
@@ -52,23 +53,23 @@ class Job:
     def run(self, *programs: list[Does]) -> list[list[bool]]:
         """Which saves each rank was told are checkpoints, if each goes its own way."""
         results = [
-            in_thread(partial(self._rank, seat, does))
-            for seat, does in zip(self.group.seats, programs, strict=True)
+            in_thread(partial(self._rank, member, does))
+            for member, does in zip(self.members, programs, strict=True)
         ]
         return [result.result(PATIENCE) for result in results]
 
-    def _rank(self, seat: Seat, program: list[Does]) -> list[bool]:
+    def _rank(self, member: Member, program: list[Does]) -> list[bool]:
         try:
-            return [self._save(seat, f"step-{step}", does) for step, does in enumerate(program)]
+            return [self._save(member, f"step-{step}", does) for step, does in enumerate(program)]
         finally:
-            self.group.leave(seat.rank)
+            self.group.lose(member.rank)
 
-    def _save(self, seat: Seat, name: str, does: Does) -> bool:
+    def _save(self, member: Member, name: str, does: Does) -> bool:
         if does is Does.OUTLASTS:
-            self.group.outlast(seat.rank)
+            self.group.outlast(member)
         if does in (Does.SKIPS, Does.OUTLASTS):
             return False
-        barrier: Any = seat
+        barrier: Any = member
         save = Commitment(barrier, 60.0, name=name)
         if does is Does.LEAVES:
             return False
@@ -88,7 +89,7 @@ class Job:
         save.written()
         if save.rank == 0:
             save.claim()
-            assert self.parts[number] == {(seat.rank, name) for seat in self.group.seats}, "it is torn"
+            assert self.parts[number] == {(member.rank, name) for member in self.members}, "it is torn"
             self.committed.append(name)
             save.committed()
         save.confirmed()
@@ -131,9 +132,9 @@ def test_wherever_ranks_leave_their_saves_they_meet_again(programs: tuple[list[D
 
 def begun(
     rank: int, name: str, timeout: float = 300.0, *, again: bool = False, pace: float = PATIENCE
-) -> tuple[Commitment, FakeBarrier]:
+) -> tuple[Commitment, ScriptedBarrier]:
     """A save of which a rank has said that it begins."""
-    barrier = FakeBarrier(rank)
+    barrier = ScriptedBarrier(rank)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, timeout, name=name, pace=pace)
     assert barrier.heard() == BEGINS + (REUSED if again else b"") + name.encode()
@@ -233,7 +234,7 @@ def test_where_some_have_waited_in_vain_before_they_are_waited_for_longer(
     save.join(PATIENCE)
 
 
-def ends(save: Commitment, barrier: FakeBarrier) -> None:
+def ends(save: Commitment, barrier: ScriptedBarrier) -> None:
     barrier.answers.put(decided(Outcome.ABORTED))
     save.join(PATIENCE)
 
@@ -319,7 +320,7 @@ def test_who_is_interrupted_while_he_waits_for_the_others_fails_the_save_of_all(
 def test_an_interruption_at_the_very_beginning_leaves_no_two_saves_beside_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    barrier = FakeBarrier(0)
+    barrier = ScriptedBarrier(0)
     as_barrier: Any = barrier
 
     def interrupted(*arguments: Any) -> None:
@@ -341,7 +342,7 @@ def test_an_interruption_at_the_very_beginning_leaves_no_two_saves_beside_each_o
 
 
 def test_of_a_thread_that_never_began_nobody_waits_for_the_end(monkeypatch: pytest.MonkeyPatch):
-    barrier = FakeBarrier(0)
+    barrier = ScriptedBarrier(0)
     as_barrier: Any = barrier
 
     def interrupted(*_: object) -> None:

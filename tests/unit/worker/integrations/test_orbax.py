@@ -21,14 +21,14 @@ from muster.worker.errors import (
 )
 from muster.worker.integrations import orbax as module
 from muster.worker.integrations.orbax import GIVEN_UP, SaveBarrier, barrier_sync_fn
-from tests.support.saves.scripted_barrier import FakeBarrier, decided
+from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 
 KEY = "async_write_complete.7"
 
 
-def made(*answers: Decision | Exception) -> tuple[SaveBarrier, FakeBarrier]:
+def made(*answers: Decision | Exception) -> tuple[SaveBarrier, ScriptedBarrier]:
     """A barrier that will be told this."""
-    barrier = FakeBarrier()
+    barrier = ScriptedBarrier()
     for answer in answers:
         barrier.answers.put(answer)
     as_barrier: Any = barrier

@@ -21,8 +21,8 @@ from muster.worker.saves.storage.bucket_storage import BucketStorage
 from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.reading import VerifyingReader
 from tests.support.meeting import in_thread
-from tests.support.saves.fake_barrier import no_child_left
-from tests.support.saves.round_table import RoundTable, Seat
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_group import FakeGroup, Member
 
 RANKS = 3
 
@@ -36,9 +36,9 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.table = RoundTable(RANKS)
-        seats = [self.table.seat(rank) for rank in range(RANKS)]
-        self.ranks = [Checkpointer(folder, barrier=seat, timeout=30) for seat in seats]  # type: ignore[arg-type]
+        self.group = FakeGroup(RANKS)
+        members = [self.group.member(rank) for rank in range(RANKS)]
+        self.ranks = [Checkpointer(folder, barrier=member, timeout=30) for member in members]  # type: ignore[arg-type]
         for step in (1, 2, 3):
             self.all(lambda one, _, step=step: one.save(step, state(step)))  # type: ignore[misc]
         assert self.all(lambda one, _: one.finalize(blocking=True)) == [[1, 2, 3]] * RANKS
@@ -163,7 +163,7 @@ def test_lost_rank_is_named_to_those_whose_collective_failed(job: Job, monkeypat
         newest = one.latest()
         assert newest is not None
         one._load._open(newest)
-        job.table.lose(1)
+        job.group.lose(1)
         return "dead"
 
     heard = job.all(load)
@@ -287,13 +287,13 @@ def test_mark_of_any_size_keeps_nobody_from_resuming(job: Job, monkeypatch: pyte
     mark = Damage("a", "b" * 2**21).encode()
     (job.folder / "step-0000000003" / ".damaged.json").write_bytes(mark)
     sizes = []
-    arrive = job.table.arrive
+    arrive = job.group.arrive
 
-    def watch(seat: Seat, sequence: int, failure: str | None, payload: bytes) -> Decision:
+    def watch(member: Member, sequence: int, failure: str | None, payload: bytes) -> Decision:
         sizes.append(len(payload))
-        return arrive(seat, sequence, failure, payload)
+        return arrive(member, sequence, failure, payload)
 
-    monkeypatch.setattr(job.table, "arrive", watch)
+    monkeypatch.setattr(job.group, "arrive", watch)
     assert job.all(resumed) == [(2, 2)] * RANKS
     assert max(sizes) < 2**16
 
@@ -332,8 +332,8 @@ AWAY = OutcomeUnknownError("the coordinator is away", "save/load", 0, Outcome.UN
 
 
 def test_load_whose_beginning_is_unknown_can_be_called_again(job: Job):
-    seat: Any = job.ranks[1]._load._barrier
-    seat.raises = {seat.sequence: [AWAY]}
+    member: Any = job.ranks[1]._load._barrier
+    member.raises = {member.sequence: [AWAY]}
 
     def load(one: Checkpointer, rank: int) -> tuple[int, float]:
         if rank == 1:
@@ -347,8 +347,8 @@ def test_load_whose_beginning_is_unknown_can_be_called_again(job: Job):
 @pytest.mark.parametrize("barrier", [1, 2], ids=["opened", "loaded"])
 def test_load_after_one_whose_end_is_unknown_says_what_to_do(job: Job, barrier: int):
     """Else this rank takes what the others say of the last load for what they say of this one."""
-    seat: Any = job.ranks[1]._load._barrier
-    seat.raises = {seat.sequence + barrier: [AWAY]}
+    member: Any = job.ranks[1]._load._barrier
+    member.raises = {member.sequence + barrier: [AWAY]}
 
     def load(one: Checkpointer, rank: int) -> object:
         if rank != 1:
@@ -358,7 +358,7 @@ def test_load_after_one_whose_end_is_unknown_says_what_to_do(job: Job, barrier: 
         try:
             return one.resume(state(-1))
         finally:
-            job.table.lose(1)
+            job.group.lose(1)
 
     heard = job.all(load)
     assert [type(one) for one in heard] == [MemberLostError, MusterError, MemberLostError]

@@ -17,7 +17,8 @@ from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import AsyncCallsQueue, Checkpointer, TorchAsyncCheckpoint
 from muster.worker.saves.memory import staging
 from muster.worker.saves.memory.state_copy import StateCopy
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 
 
 class Late:

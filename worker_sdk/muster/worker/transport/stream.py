@@ -22,7 +22,7 @@ from muster.client.replicas import KEEPALIVE_MS, Search, replicas_of
 from muster.worker.transport.channel import open_channel
 from muster.worker.transport.first_answer import first_answer_expected
 from muster.worker.transport.fork_guard import start_thread
-from muster.worker.transport.outage import Outage
+from muster.worker.transport.outage_log import OutageLog
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class ReconnectingStream:
         self._usage = usage
         self._changed = changed
         self._replicas = replicas_of(endpoint)
-        self._outage = Outage(endpoint)
+        self._outage = OutageLog(endpoint)
         self._restarted = False
         """Whether another stream is to be opened without a pause."""
         self._last = False

@@ -10,14 +10,14 @@ from muster.worker.integrations.commit.folders import FolderSaves, newest
 from muster.worker.integrations.commit.lookup import Marker
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.support.meeting import in_thread
-from tests.support.saves.round_table import RoundTable
-from tests.support.saves.scripted_barrier import FakeBarrier
+from tests.support.saves.fake_group import FakeGroup
+from tests.support.saves.scripted_barrier import ScriptedBarrier
 
 T = TypeVar("T")
 RANKS = 2
 
 
-def saves_of(barrier: FakeBarrier) -> tuple[FolderSaves, Any]:
+def saves_of(barrier: ScriptedBarrier) -> tuple[FolderSaves, Any]:
     as_barrier: Any = barrier
     return FolderSaves("checkpoint/folders", "folders", as_barrier, 60.0, "raise"), as_barrier
 
@@ -36,20 +36,22 @@ class Job:
     """The ranks of a job, in threads of this process."""
 
     def __init__(self, folder: Path) -> None:
-        self.table = RoundTable(RANKS)
+        self.group = FakeGroup(RANKS)
         self.folder = folder
-        seats: list[Any] = [self.table.seat(rank) for rank in range(RANKS)]
-        self.ranks = [(FolderSaves("save", "folders", seat, 60.0, "raise"), seat) for seat in seats]
+        members: list[Any] = [self.group.member(rank) for rank in range(RANKS)]
+        self.ranks = [(FolderSaves("save", "folders", member, 60.0, "raise"), member) for member in members]
 
     def each(self, do: Callable[[FolderSaves, Any], T]) -> list[T | BaseException]:
         """What all ranks return that do the same, or raise."""
-        under_way = [in_thread(partial(do, saves, seat)) for saves, seat in self.ranks]
+        under_way = [in_thread(partial(do, saves, member)) for saves, member in self.ranks]
         return [one.exception(PATIENCE) or one.result(PATIENCE) for one in under_way]
 
     def save(self, number: int) -> list[BaseException | None]:
         """All save, each a file of its own."""
         path = self.folder / f"step-{number}"
-        return self.each(lambda saves, seat: saves.save(seat, path, partial(self.write, seat.rank, number)))
+        return self.each(
+            lambda saves, member: saves.save(member, path, partial(self.write, member.rank, number))
+        )
 
     def write(self, rank: int, number: int, unfinished: Path) -> None:
         (unfinished / "shards").mkdir(parents=True, exist_ok=True)
@@ -58,9 +60,9 @@ class Job:
     def choose(self) -> list[Path | BaseException]:
         """All load the newest one."""
         return self.each(
-            lambda saves, seat: saves.choose(seat, self.folder, partial(newest, self.folder, "step-"))
+            lambda saves, member: saves.choose(member, self.folder, partial(newest, self.folder, "step-"))
         )
 
     def choose_named(self, number: int) -> list[Path | BaseException]:
         path = self.folder / f"step-{number}"
-        return self.each(lambda saves, seat: saves.choose_named(seat, path))
+        return self.each(lambda saves, member: saves.choose_named(member, path))

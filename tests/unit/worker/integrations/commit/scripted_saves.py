@@ -6,12 +6,12 @@ from lab.patience import PATIENCE
 from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.words import BEGINS, DONE, REUSED
 from tests.support.meeting import in_thread
-from tests.support.saves.scripted_barrier import FakeBarrier, decided
+from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 
 
-def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
+def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, ScriptedBarrier]:
     """A save that all ranks have begun."""
-    barrier = FakeBarrier(rank)
+    barrier = ScriptedBarrier(rank)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0, **arguments)
     assert barrier.heard() == BEGINS + REUSED
@@ -19,7 +19,7 @@ def begun(rank: int = 0, **arguments: Any) -> tuple[Commitment, FakeBarrier]:
     return save, barrier
 
 
-def written_by_all(rank: int) -> tuple[Commitment, FakeBarrier]:
+def written_by_all(rank: int) -> tuple[Commitment, ScriptedBarrier]:
     save, barrier = begun(rank)
     result = in_thread(save.written)
     assert barrier.heard() == DONE

@@ -15,7 +15,7 @@ from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, step_of
 from tests.support.expect import some
 from tests.support.meeting import in_thread
-from tests.support.saves.scripted_barrier import FakeBarrier, decided
+from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.scripted_saves import begun, written_by_all
 
 
@@ -77,7 +77,7 @@ def test_all_may_wait_for_the_commit():
 def test_each_vote_of_a_save_reports_its_step_and_the_last_one_commits(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    barrier = FakeBarrier()
+    barrier = ScriptedBarrier()
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0, name="checkpoint-500")
     assert barrier.heard() == BEGINS + b"checkpoint-500"
@@ -141,7 +141,7 @@ def test_step_of_a_save_is_read_off_its_name(name: str, step: int | None):
     assert step_of(name) == step
 
 
-def heard_at_last(barrier: FakeBarrier) -> bytes | str:
+def heard_at_last(barrier: ScriptedBarrier) -> bytes | str:
     """What it says when it does not say any more that it is not done."""
     while (said := barrier.heard()) == NOT_YET:
         barrier.answers.put(decided(rank_0=NOT_YET))
@@ -166,7 +166,7 @@ def test_who_takes_long_says_so_and_all_meet_again_until_all_have_written():
 
 
 def test_what_becomes_of_the_process_is_one_of_two():
-    barrier: Any = FakeBarrier()
+    barrier: Any = ScriptedBarrier()
     with pytest.raises(ValueError, match='on_lost = \'exit\': it must be "raise" or "abort"'):
         Commitment(barrier, 60.0, on_lost="exit")  # type: ignore[arg-type]
 
@@ -178,7 +178,7 @@ def test_it_asks_of_a_barrier_what_ours_has():
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_timeout_that_is_no_time_is_refused_before_anyone_waits(timeout: float):
-    barrier: Any = FakeBarrier()
+    barrier: Any = ScriptedBarrier()
     with pytest.raises(ValueError, match=r"timeout = .*: it must be a number of seconds above 0"):
         Commitment(barrier, timeout)
 

@@ -17,7 +17,7 @@ from muster.worker.errors import (
 from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, REUSED
 from tests.support.meeting import in_thread
-from tests.support.saves.scripted_barrier import FakeBarrier, decided
+from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.scripted_saves import begun, written_by_all
 
 
@@ -45,7 +45,7 @@ def test_a_failure_is_said_at_once(caplog: pytest.LogCaptureFixture):
 
 
 def test_who_never_came_is_named_though_the_main_thread_hangs(caplog: pytest.LogCaptureFixture):
-    barrier: Any = FakeBarrier()
+    barrier: Any = ScriptedBarrier()
     save = Commitment(barrier, 60.0)
     barrier.answers.put(decided(Outcome.TIMED_OUT))
     save.join(PATIENCE)
@@ -112,7 +112,7 @@ def test_while_the_coordinator_is_away_it_goes_on_asking():
 
 
 def test_a_refusal_is_told():
-    barrier: Any = FakeBarrier()
+    barrier: Any = ScriptedBarrier()
     save = Commitment(barrier, 60.0)
     barrier.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
     with pytest.raises(RefusedError, match="evicted"):
@@ -120,7 +120,7 @@ def test_a_refusal_is_told():
 
 
 def test_a_main_thread_that_hangs_is_overdue_and_named_to_all():
-    barrier = FakeBarrier()
+    barrier = ScriptedBarrier()
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 0.5, pace=0.001)
     barrier.answers.put(decided())
@@ -161,7 +161,7 @@ def test_rank_0_does_not_end_in_the_midst_of_the_commit(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("stage", ["begin", "written", "committed"])
 def test_nothing_is_committed_where_another_rank_does_something_else(stage: str):
-    barrier = FakeBarrier(rank=0)
+    barrier = ScriptedBarrier(rank=0)
     as_barrier: Any = barrier
     save = Commitment(as_barrier, 60.0)
     result = in_thread(save.written)
@@ -177,7 +177,7 @@ def test_nothing_is_committed_where_another_rank_does_something_else(stage: str)
 
 
 def test_whatever_goes_wrong_in_its_thread_is_told():
-    barrier: Any = FakeBarrier()
+    barrier: Any = ScriptedBarrier()
     save = Commitment(barrier, 60.0)
     barrier.answers.put(ZeroDivisionError("a fault"))
     with pytest.raises(MusterError, match="save 0 cannot be decided: ZeroDivisionError"):

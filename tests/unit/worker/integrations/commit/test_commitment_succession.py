@@ -15,11 +15,11 @@ from muster.worker.integrations.commit import commitment as module
 from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.words import DONE, GIVEN_UP
 from tests.support.meeting import in_thread
-from tests.support.saves.scripted_barrier import FakeBarrier, decided
+from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.scripted_saves import begun
 
 
-def another(barrier: FakeBarrier) -> Commitment:
+def another(barrier: ScriptedBarrier) -> Commitment:
     as_barrier: Any = barrier
     return Commitment(as_barrier, 60.0)
 

@@ -19,14 +19,14 @@ from muster.worker.integrations.commit.folders import FolderSaves, newest
 from muster.worker.integrations.commit.lookup import read
 from muster.worker.integrations.commit.words import BEGINS
 from tests.support.meeting import in_thread
-from tests.support.saves.scripted_barrier import FakeBarrier, decided
+from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.folder_jobs import RANKS, Job, checkpoint_in, saves_of
 
 
 def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path):
     """Else it arrived at the barrier of the save that it says, by its other thread, has failed."""
     path = checkpoint_in(tmp_path)
-    barrier = FakeBarrier(rank=1)
+    barrier = ScriptedBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
 
     def write(_: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path)
 def test_nothing_is_loaded_where_others_make_a_save(tmp_path: Path):
     path = checkpoint_in(tmp_path)
     for rank, words in ((0, decided(rank_0=b".")), (1, decided(rank_1=b"."))):
-        barrier = FakeBarrier(rank)
+        barrier = ScriptedBarrier(rank)
         saves, as_barrier = saves_of(barrier)
         barrier.answers.put(words)
         with pytest.raises(MusterError, match=r"out of step .* some make a save where others load"):
@@ -65,7 +65,7 @@ def test_nothing_is_loaded_where_others_make_a_save(tmp_path: Path):
 
 def test_nothing_is_loaded_where_a_rank_sees_another_checkpoint(tmp_path: Path):
     path = checkpoint_in(tmp_path)
-    barrier = FakeBarrier(rank=1)
+    barrier = ScriptedBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(rank_0=os.fsencode(path.name), rank_1=b"."))
     barrier.answers.put(decided(rank_0=b"another", rank_1=repr(read(path)[1]).encode()))
@@ -79,7 +79,7 @@ def test_name_that_leads_out_of_the_folder_is_not_loaded(tmp_path: Path, told: s
     told = told.replace("/elsewhere", str(tmp_path / "elsewhere")) if told.startswith("/") else told
     checkpoint_in(tmp_path / "elsewhere")
     checkpoint_in(tmp_path / "job")
-    barrier = FakeBarrier(rank=1)
+    barrier = ScriptedBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(rank_0=os.fsencode(told), rank_1=b"."))
     barrier.answers.put(decided(Outcome.ABORTED))
@@ -105,7 +105,7 @@ def test_link_that_the_script_names_is_followed(tmp_path: Path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_where_rank_0_finds_none_all_hear_that(rank: int):
-    barrier = FakeBarrier(rank)
+    barrier = ScriptedBarrier(rank)
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(rank_0=b"/", rank_1=b"."))
     assert saves.choose_any(as_barrier, Path(), lambda _: None) is None
@@ -128,7 +128,7 @@ def test_rank_0_alone_cannot_say_that_there_is_none(tmp_path: Path):
     )
 
 
-def saved_by_rank_0(barrier: FakeBarrier, folder: Path, others: Callable[[Path], None]) -> Future[None]:
+def saved_by_rank_0(barrier: ScriptedBarrier, folder: Path, others: Callable[[Path], None]) -> Future[None]:
     """Rank 0 saves; what the others do to the place where all write is the test's."""
     saves, as_barrier = saves_of(barrier)
 
@@ -143,7 +143,7 @@ def saved_by_rank_0(barrier: FakeBarrier, folder: Path, others: Callable[[Path],
 
 
 def test_what_all_have_written_is_committed(tmp_path: Path):
-    barrier = FakeBarrier(rank=0)
+    barrier = ScriptedBarrier(rank=0)
 
     def as_rank_1(place: Path) -> None:
         (place / ".part-1").touch()
@@ -156,7 +156,7 @@ def test_what_all_have_written_is_committed(tmp_path: Path):
 
 
 def test_what_a_rank_has_written_elsewhere_is_not_committed_whatever_it_says(tmp_path: Path):
-    barrier = FakeBarrier(rank=0)
+    barrier = ScriptedBarrier(rank=0)
     saved = saved_by_rank_0(barrier, tmp_path, lambda _: None)
     with pytest.raises(
         OSError, match=r"what ranks \[1\] have written is not in .*: they do not share the folder"
@@ -166,7 +166,7 @@ def test_what_a_rank_has_written_elsewhere_is_not_committed_whatever_it_says(tmp
 
 
 def test_other_jobs_write_beside_it(tmp_path: Path):
-    barriers = [FakeBarrier(rank=0), FakeBarrier(rank=0)]
+    barriers = [ScriptedBarrier(rank=0), ScriptedBarrier(rank=0)]
     barriers[1].run_id = "another"
     places: list[Path] = []
     for barrier in barriers:
@@ -178,7 +178,7 @@ def test_other_jobs_write_beside_it(tmp_path: Path):
 
 def test_what_one_rank_cannot_load_none_does(tmp_path: Path):
     path = checkpoint_in(tmp_path)
-    barrier = FakeBarrier(rank=1)
+    barrier = ScriptedBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
     barrier.answers.put(decided(Outcome.ABORTED))
     with pytest.raises(BarrierAbortedError, match="is to blame"):

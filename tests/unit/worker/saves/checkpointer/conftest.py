@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from muster.worker.saves import Checkpointer
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from muster.worker.errors import AsyncSaveError
 from muster.worker.saves import Checkpointer, SaveTimings
 from muster.worker.saves.planning.plans import Plans
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.checkpointer.states import loaded, save_steps, state
 
 FILES = [".metadata", "__0_0.distcp", "committed.json", "manifest.json"]

@@ -11,8 +11,9 @@ from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
 from muster.worker.saves import Checkpointer
 from tests.support.meeting import in_thread
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
-from tests.support.saves.round_table import RoundTable
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
+from tests.support.saves.fake_group import FakeGroup
 from tests.unit.worker.saves.checkpointer.states import state
 
 
@@ -32,11 +33,11 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.table = RoundTable(2)
+        self.group = FakeGroup(2)
         self.ranks: list[Checkpointer] = []
 
     def rank(self, number: int) -> Checkpointer:
-        made = Checkpointer(self.folder, barrier=self.table.seat(number), timeout=30)  # type: ignore[arg-type]
+        made = Checkpointer(self.folder, barrier=self.group.member(number), timeout=30)  # type: ignore[arg-type]
         self.ranks.append(made)
         return made
 
@@ -65,7 +66,7 @@ def test_rank_0_may_begin_last(job: Job):
     """It sweeps when it begins."""
     one = job.rank(1)
     saved = in_thread(lambda: one.save(1, state(1)))
-    until(lambda: job.table.has_arrived(1, "save/plan", 0))
+    until(lambda: job.group.has_arrived(1, "save/plan", 0))
     job.rank(0).save(1, state(1))
     saved.result()
     assert job.heard() == [[1], [1]]

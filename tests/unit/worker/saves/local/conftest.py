@@ -14,21 +14,21 @@ import torch
 from muster.worker.saves import Checkpointer
 from muster.worker.saves.local import tier
 from tests.support.meeting import in_thread
-from tests.support.saves.fake_barrier import no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_group import FakeGroup, Member
 from tests.support.saves.fake_keepers import Cluster, FakeKeeper, FakeLocalCheckpoints, served
-from tests.support.saves.round_table import RoundTable, Seat
 
 
-class LocalSeat(Seat):
-    """A seat that knows the coordinator's address."""
+class LocalMember(Member):
+    """A member that knows the coordinator's address."""
 
-    def __init__(self, table: RoundTable, rank: int, prefix: str, endpoint: str, generation: int) -> None:
-        super().__init__(table, rank, prefix)
+    def __init__(self, group: FakeGroup, rank: int, prefix: str, endpoint: str, generation: int) -> None:
+        super().__init__(group, rank, prefix)
         self.config = SimpleNamespace(endpoint=endpoint)
         self.generation = generation
 
-    def sibling(self, prefix: str) -> Seat:
-        made = LocalSeat(self.table, self.rank, prefix, self.config.endpoint, self.generation)
+    def sibling(self, prefix: str) -> Member:
+        made = LocalMember(self.group, self.rank, prefix, self.config.endpoint, self.generation)
         return self.siblings.setdefault(prefix, made)
 
 
@@ -62,16 +62,16 @@ class LocalJob:
         """Begin the next generation."""
         self.end()
         self.generation += 1
-        self.table = RoundTable(self.world_size)
-        self.seats = [
-            LocalSeat(self.table, rank, "save", self.endpoint, self.generation)
+        self.group = FakeGroup(self.world_size)
+        self.members = [
+            LocalMember(self.group, rank, "save", self.endpoint, self.generation)
             for rank in range(self.world_size)
         ]
         self.ranks = self.each(
             lambda rank: Checkpointer(
                 self.shared,
                 local=self.folder / f"node-{rank}",
-                barrier=self.seats[rank],  # type: ignore[arg-type]
+                barrier=self.members[rank],  # type: ignore[arg-type]
                 timeout=30,
                 **options,
             )

@@ -376,9 +376,9 @@ def test_wait_for_replicated_is_refused_without_replicas(job: LocalJob):
 
 def test_second_group_with_local_saves_is_refused(job: LocalJob):
     job.begin()
-    seat = job.seats[0].sibling("another")
+    member = job.members[0].sibling("another")
     with pytest.raises(ValueError, match="give only one Checkpointer local="):
-        Checkpointer(job.shared, local=job.folder / "node-0", barrier=seat)  # type: ignore[arg-type]
+        Checkpointer(job.shared, local=job.folder / "node-0", barrier=member)  # type: ignore[arg-type]
 
 
 def test_level_without_local_saves_is_that_of_shared_storage(tmp_path: Path):

@@ -17,7 +17,8 @@ from muster.worker.saves.memory.staging import Held, HostBuffers, unshared
 from muster.worker.saves.memory.state_copy import StateCopy
 from muster.worker.saves.writers import handover
 from muster.worker.saves.writers.callers import PersistentCaller
-from tests.support.saves.fake_barrier import FakeBarrier, state_of
+from tests.support.saves.child_processes import state_of
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.support.saves.mappings import permissions_at
 
 

@@ -35,7 +35,7 @@ from muster.worker.saves.queue.groups import Group
 from muster.worker.saves.storage.folder_storage import FolderStorage, PendingFolder
 from tests.support.handler import Handler
 from tests.support.meeting import in_thread
-from tests.support.saves.round_table import RoundTable, Seat
+from tests.support.saves.fake_group import FakeGroup, Member
 
 PLAN = "save/plan"
 AWAY = OutcomeUnknownError("the coordinator is away", PLAN, 0, Outcome.UNKNOWN)
@@ -61,13 +61,13 @@ class Job:
 
     def __init__(self, folder: Path, world_size: int) -> None:
         self.storage = FolderStorage(folder)
-        self.table = RoundTable(world_size)
-        self.seats = [self.table.seat(rank) for rank in range(world_size)]
-        self.plannings = [self.planning(seat) for seat in self.seats]
+        self.group = FakeGroup(world_size)
+        self.members = [self.group.member(rank) for rank in range(world_size)]
+        self.plannings = [self.planning(member) for member in self.members]
 
     @staticmethod
-    def planning(seat: Seat) -> Planning:
-        as_barrier: Any = seat
+    def planning(member: Member) -> Planning:
+        as_barrier: Any = member
         return Planning(as_barrier, 60.0)
 
     def pending(self, save: int) -> PendingFolder:
@@ -109,17 +109,17 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path, 2)
     yield made
     for rank in range(2):
-        made.table.lose(rank)  # Of a test that has failed, nobody waits on.
+        made.group.lose(rank)  # Of a test that has failed, nobody waits on.
     made.close()
 
 
 def test_the_first_save_is_planned_together(job: Job):
     one = job.share(0, 0, "ab")
-    until(lambda: job.table.has_arrived(0, PLAN, 0))
+    until(lambda: job.group.has_arrived(0, PLAN, 0))
     assert not one.done()
     other = job.share(1, 0, "ab")
     assert sorted([one.result(), other.result()]) == ["a", "b"]
-    (early,) = [one for one in job.seats[0].siblings[PLAN].early if one is not None]
+    (early,) = [one for one in job.members[0].siblings[PLAN].early if one is not None]
     assert "each must make the same saves" in early.hint
 
 
@@ -134,7 +134,7 @@ def test_who_has_the_same_as_before_waits_for_nobody(job: Job):
 def test_who_has_something_else_waits_for_the_others_word_and_they_for_nothing(job: Job):
     first = job.all_save(0, ["ab", "ab"])
     changed = job.share(1, 1, "abc")
-    until(lambda: job.table.has_arrived(1, PLAN, 2))
+    until(lambda: job.group.has_arrived(1, PLAN, 2))
     assert not changed.done()
     negotiation = job.begin(0, 1, "ab")
     assert named(negotiation.share()) == first[0]
@@ -225,7 +225,7 @@ class _Fails:
 def test_who_is_lost_is_named_to_who_waits_and_holds_up_nobody_else(job: Job):
     job.all_save(0, ["ab", "ab"])
     waits = job.begin(0, 1, "abc")
-    job.table.lose(1)
+    job.group.lose(1)
     with pytest.raises(MemberLostError, match="lost rank 1"):
         waits.share()
     negotiation = job.begin(0, 2, "abc")
@@ -234,7 +234,7 @@ def test_who_is_lost_is_named_to_who_waits_and_holds_up_nobody_else(job: Job):
 
 
 def test_while_the_coordinator_is_away_who_waits_is_told_and_it_is_asked_on(job: Job):
-    job.seats[0].sibling(PLAN).raises = {0: [AWAY]}
+    job.members[0].sibling(PLAN).raises = {0: [AWAY]}
     negotiation = job.begin(0, 0, "ab")
     with pytest.raises(OutcomeUnknownError):
         negotiation.share()
@@ -247,7 +247,7 @@ def test_while_the_coordinator_is_away_who_waits_is_told_and_it_is_asked_on(job:
 def test_what_is_begun_meanwhile_is_something_else_whatever_it_is(job: Job):
     """The plan before may be over by then, and rank 0 has another one."""
     job.all_save(0, ["ab", "ab"])
-    job.seats[1].sibling(PLAN).raises = {3: [AWAY]}
+    job.members[1].sibling(PLAN).raises = {3: [AWAY]}
     given_up = job.begin(1, 1, "abc")
     with pytest.raises(OutcomeUnknownError):
         given_up.share()
@@ -258,16 +258,16 @@ def test_what_is_begun_meanwhile_is_something_else_whatever_it_is(job: Job):
 
 
 def test_a_refusal_is_told(job: Job):
-    job.seats[0].sibling(PLAN).raises = {0: [RefusedError("rank 0 was evicted", "EVICTED")]}
+    job.members[0].sibling(PLAN).raises = {0: [RefusedError("rank 0 was evicted", "EVICTED")]}
     with pytest.raises(RefusedError, match="evicted"):
         job.begin(0, 0, "ab").share()
     job.begin(1, 0, "ab")
-    job.table.lose(0)
+    job.group.lose(0)
 
 
 def test_a_plan_that_comes_late_is_not_that_of_what_was_begun_since(job: Job):
     """Rank 1 gives up two saves, and has at the third what it had at the first: rank 0 knows the second's."""
-    job.seats[1].sibling(PLAN).raises = {0: [AWAY], 3: [AWAY]}
+    job.members[1].sibling(PLAN).raises = {0: [AWAY], 3: [AWAY]}
     with pytest.raises(OutcomeUnknownError):
         job.begin(1, 0, "abc").share()
     second = job.begin(1, 1, "ba")
@@ -283,7 +283,7 @@ def test_a_plan_that_comes_late_is_not_that_of_what_was_begun_since(job: Job):
 def test_nothing_is_left_in_the_folder_before_all_have_begun(job: Job):
     """Rank 0 may make its checkpointer last, and sweeps then."""
     share = job.share(1, 0, "ab")
-    until(lambda: job.table.has_arrived(1, PLAN, 0))
+    until(lambda: job.group.has_arrived(1, PLAN, 0))
     assert list(job.pending(0)._unfinished.iterdir()) == []
     job.begin(0, 0, "ab")
     assert share.result()
@@ -310,9 +310,9 @@ class Away(list[Exception]):
 
 def test_closing_while_the_coordinator_is_away_gives_up_all_that_waits(job: Job):
     job.all_save(0, ["ab", "ab"])
-    seat = job.seats[0].sibling(PLAN)
+    member = job.members[0].sibling(PLAN)
     away = Away()
-    seat.raises = {seat.sequence: away}
+    member.raises = {member.sequence: away}
     negotiations = [job.begin(0, save, "ab") for save in range(1, 20)]
     until(lambda: away.asked > 0)
     job.plannings[0].end()
@@ -328,8 +328,8 @@ def test_closing_while_the_coordinator_is_away_gives_up_all_that_waits(job: Job)
 
 def test_rank_0_does_not_commit_while_it_is_not_known_what_was_planned(job: Job):
     job.all_save(0, ["ab", "ab"])
-    seat = job.seats[0].sibling(PLAN)
-    seat.raises = {seat.sequence: [AWAY]}
+    member = job.members[0].sibling(PLAN)
+    member.raises = {member.sequence: [AWAY]}
     negotiation = job.begin(0, 1, "ab")
     assert negotiation.share()
     with pytest.raises(OutcomeUnknownError):
@@ -372,14 +372,14 @@ def test_whatever_goes_wrong_its_thread_lives(
 
 
 def test_a_coordinator_that_is_not_there_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seat = RoundTable(1).seat(0)
+    member = FakeGroup(1).member(0)
 
     def fail(prefix: str) -> None:
         raise ConnectError("nobody answers")
 
-    monkeypatch.setattr(seat, "sibling", fail)
+    monkeypatch.setattr(member, "sibling", fail)
     with pytest.raises(ConnectError):
-        Job.planning(seat)
+        Job.planning(member)
     gc.collect()
 
 
@@ -409,7 +409,7 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
     """Ranks save as fast as they can, each for itself; then their states stay as they are."""
     job = Job(tmp_path_factory.mktemp("job"), 3)
     for rank, sequence in outages:
-        job.seats[rank].sibling(PLAN).raises[sequence] = [AWAY]
+        job.members[rank].sibling(PLAN).raises[sequence] = [AWAY]
     # Each rank has something of its own as well: 0, 1 and 2.
     states = [[f"{some}{rank}" for rank, some in enumerate(one)] for one in states]
 
@@ -433,8 +433,8 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
         if all(share is not None for share in shares):
             assert set("".join(shares)) == set("".join(names))
             assert all(set(share) <= set(some) for share, some in zip(shares, names, strict=True))
-    for seat in job.seats:
-        seat.sibling(PLAN).raises.clear()
+    for member in job.members:
+        member.sibling(PLAN).raises.clear()
     try:
         for _ in range(2):
             job.try_to_save(states[-1])
@@ -444,14 +444,14 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
 
 
 def test_one_that_could_not_be_made_is_collected_quietly(monkeypatch: pytest.MonkeyPatch):
-    seat = RoundTable(1).seat(0)
+    member = FakeGroup(1).member(0)
 
     def fail(prefix: str) -> None:
         raise ConnectError("nobody answers")
 
-    monkeypatch.setattr(seat, "sibling", fail)
+    monkeypatch.setattr(member, "sibling", fail)
     with pytest.raises(ConnectError):
-        Job.planning(seat)
+        Job.planning(member)
     gc.collect()
 
 

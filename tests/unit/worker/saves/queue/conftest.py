@@ -8,7 +8,8 @@ import pytest
 from lab.patience import PATIENCE
 from muster.worker.errors import MusterError
 from muster.worker.saves import AsyncCallsQueue
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 
 
 @pytest.fixture

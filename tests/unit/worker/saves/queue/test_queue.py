@@ -12,7 +12,8 @@ import pytest
 from lab.patience import until
 from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import decided, nothing, threads_of_queues
 
 

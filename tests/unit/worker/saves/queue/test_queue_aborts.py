@@ -11,7 +11,8 @@ from lab.patience import PATIENCE, until
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller, abort_nvrx_checkpoint
 from muster.worker.saves.writers.callers import Write
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import away_until_closing, decided, nothing
 
 

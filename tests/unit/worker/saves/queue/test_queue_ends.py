@@ -13,7 +13,8 @@ from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest
 from muster.worker.saves.queue import groups, queue_loop
 from muster.worker.saves.writers import callers
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import kill_itself, nothing, refuse_threads, threads_of_queues
 
 

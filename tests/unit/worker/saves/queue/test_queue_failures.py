@@ -13,7 +13,8 @@ from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest
 from muster.worker.saves.queue.ledger import Ledger
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left, no_file_left
+from tests.support.saves.child_processes import no_child_left, no_file_left
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import away_until_closing, decided, gone, kill_itself, nothing
 
 

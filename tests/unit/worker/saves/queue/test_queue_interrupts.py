@@ -19,7 +19,8 @@ from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller
 from muster.worker.saves.queue import queue as module
 from muster.worker.saves.queue import queue_loop
 from muster.worker.saves.writers.callers import Write
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left
+from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import nothing, refuse_threads
 
 CALL = dis.opmap["CALL"]

@@ -21,7 +21,8 @@ from muster.worker.insight import saves as under_way
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller
 from muster.worker.saves.writers import forking, writer_process
 from muster.worker.transport.fork_guard import HANDLERS
-from tests.support.saves.fake_barrier import FakeBarrier, no_child_left, no_file_left, state_of
+from tests.support.saves.child_processes import no_child_left, no_file_left, state_of
+from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.writers.write_functions import fail, save_when
 
 

@@ -24,7 +24,7 @@ from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.failure import MAX_TEXT
 from muster.worker.saves.writers import child
 from muster.worker.saves.writers.child import wait_readable
-from tests.support.saves.fake_barrier import state_of
+from tests.support.saves.child_processes import state_of
 
 
 def seen_by_a_child(look: Callable[[], Any], folder: Path) -> Any:

@@ -16,7 +16,7 @@ from muster.worker import MusterError
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.writers import forking
 from muster.worker.saves.writers.callers import ForkedWrite
-from tests.support.saves.fake_barrier import no_child_left, no_file_left, state_of
+from tests.support.saves.child_processes import no_child_left, no_file_left, state_of
 
 Born = Callable[[int], list[int]]
 

@@ -18,7 +18,7 @@ from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.saves.local.level import Level
 from muster.worker.transport.channel import open_channel
 from muster.worker.transport.fork_guard import GrpcUsage
-from muster.worker.transport.outage import Outage
+from muster.worker.transport.outage_log import OutageLog
 from muster.worker.transport.unary import Method, Response, ask_leader
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class LocalCheckpointCalls:
         before: Callable[[], None] = lambda: None,
     ) -> Response:
         deadline = time.monotonic() + timeout
-        search, outage = Search(replicas_of(self._endpoint)), Outage(self._endpoint)
+        search, outage = Search(replicas_of(self._endpoint)), OutageLog(self._endpoint)
         while True:
             before()
             left, waits = max(deadline - time.monotonic(), 0.0), False

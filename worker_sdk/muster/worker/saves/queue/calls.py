@@ -92,15 +92,20 @@ class Call:
         self.idx = idx
         self.name = self.name or f"save {idx}"
 
+    @property
+    def preload_and_start(self) -> tuple[float, float]:
+        """Seconds of bringing the state to the host, and of the write's start; 0 if there is no write."""
+        if self.write is None:
+            return 0.0, 0.0
+        return self.write.preload_seconds, self.write.start_seconds
+
     def timings(self, finalize: float) -> SaveTimings:
         """Return where its time went.
 
         Args:
             finalize: seconds of the finalize functions.
         """
-        preload, start = (
-            (self.write.preload_seconds, self.write.start_seconds) if self.write is not None else (0.0, 0.0)
-        )
+        preload, start = self.preload_and_start
         voted = self.voted_at or 0.0
         decided = self.decided_at or voted
         written = self.written_at or decided

@@ -56,9 +56,7 @@ class SaveSpans:
             call: the save, on the monotonic clock.
         """
         decided = call.decided_at or call.began_at
-        preload, fork = (
-            (call.write.preload_seconds, call.write.start_seconds) if call.write is not None else (0.0, 0.0)
-        )
+        preload, fork = call.preload_and_start
         start = call.began_at - call.prepared
         planned = call.began_at - call.planned
         staged = call.began_at + preload

@@ -10,7 +10,7 @@ FIRST_REMINDER = 5.0
 """Seconds until the first log line: a restarted coordinator is back earlier."""
 
 
-class Outage:
+class OutageLog:
     """The failed attempts to reach a coordinator, until one succeeds.
 
     Each log line names the last failure, so people see a wrong certificate or a refused token long before a

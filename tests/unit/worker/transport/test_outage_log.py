@@ -2,12 +2,12 @@
 
 import pytest
 
-from muster.worker.transport.outage import FIRST_REMINDER, Outage
+from muster.worker.transport.outage_log import FIRST_REMINDER, OutageLog
 
 
 def test_outage_is_logged_early_and_then_less_and_less_often(caplog: pytest.LogCaptureFixture):
     now = 100.0
-    outage = Outage("head:7550", lambda: now)
+    outage = OutageLog("head:7550", lambda: now)
     told = []
     for _ in range(100):
         outage.failed(f"refused at {now:g}")
@@ -22,7 +22,7 @@ def test_outage_is_logged_early_and_then_less_and_less_often(caplog: pytest.LogC
 
 def test_short_outage_is_not_logged(caplog: pytest.LogCaptureFixture):
     now = 0.0
-    outage = Outage("head:7550", lambda: now)
+    outage = OutageLog("head:7550", lambda: now)
     for _ in range(10):
         outage.failed("refused")
         now += FIRST_REMINDER - 1

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from muster.worker.errors import BarrierAbortedError
-from muster.worker.integrations.accelerate import commit_together, latest
+from muster.worker.integrations.accelerate import agreed_latest, commit_together
 
 
 class Progress:
@@ -50,7 +50,7 @@ def main() -> None:
     model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3), data)
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
-    if latest(arguments.folder) is not None:
+    if agreed_latest(arguments.folder) is not None:
         accelerator.load_state()
         print(f"rank {accelerator.process_index} goes on from epoch {progress.epoch}", flush=True)
     while progress.epoch < arguments.epochs:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
+from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, agreed_latest
 
 SAVE_EVERY = 50
 KEEP = 2
@@ -60,7 +60,7 @@ class Job:
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        if (last := latest(self.folder)) is None:
+        if (last := agreed_latest(self.folder)) is None:
             return
         state = self._state()
         dcp.load(state, storage_reader=CommittedReader(last))

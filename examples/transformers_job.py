@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from muster.worker.integrations.transformers import CommitCallback, latest
+from muster.worker.integrations.transformers import CommitCallback, agreed_latest
 
 TEXT = Path(__file__).resolve().parent.parent / "LICENSE"
 CONTEXT = 64
@@ -54,7 +54,7 @@ def main() -> None:
         train_dataset=[{"input_ids": piece, "labels": piece} for piece in pieces],
         callbacks=[CommitCallback()],  # Coordinator, run and round come from torchrun's environment.
     )
-    last = latest(arguments.folder)
+    last = agreed_latest(arguments.folder)
     if last is not None:
         print(f"rank {trainer.args.process_index} goes on from {last.name}", flush=True)
     trainer.train(resume_from_checkpoint=last is not None)

@@ -3,6 +3,9 @@
 import json
 import time
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from muster.checkpoint.retry import retrying
 
 DAMAGED = ".damaged.json"
 """The file that marks a checkpoint as damaged. No job resumes from a checkpoint that has it."""
@@ -66,6 +69,24 @@ class Damage:
     def found(cls, file: str, reason: str, offset: int | None = None) -> "Damage":
         """Return damage that this process has just found."""
         return cls(file, reason, offset, found_at=time.time())
+
+
+def damage_in(folder: Path) -> Damage | None:
+    """Return the damage that the mark in a folder records.
+
+    Args:
+        folder: the checkpoint, or the folder beside one that is a file.
+
+    Returns:
+        None if it certainly has no mark.
+
+    Raises:
+        OSError: that cannot be read.
+    """
+    try:
+        return Damage.decode(retrying(str(folder), (folder / DAMAGED).read_bytes))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 class DamageError(Exception):

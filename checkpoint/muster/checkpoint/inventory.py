@@ -23,7 +23,7 @@ from muster.checkpoint.directory import (
     read_entry,
     unmark,
 )
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import is_file, retrying
 from muster.checkpoint.source import home, source_of
 from muster.checkpoint.stored import MARKS, Inventory, NotCommittedError, StoredCheckpoint, content_size
 
@@ -75,7 +75,7 @@ class FolderInventory:
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """Return all committed checkpoints, newest commit first."""
-        if self._folder.is_file():
+        if is_file(self._folder):
             entries = [entry for entry in [_file_entry(self._folder)] if entry is not None]
             if not entries:
                 raise NotCommittedError(
@@ -113,7 +113,7 @@ class FolderInventory:
 
     def _entry(self, name: str) -> Entry | None:
         path = self._folder / name
-        if path.is_file():
+        if is_file(path):
             return _file_entry(path)
         if name.startswith(STEP):
             return retrying(str(path), lambda: read_entry(path, _marked))

@@ -1,8 +1,10 @@
 """Retrying reads of shared storage: a request may fail once, and an error is never taken for absence."""
 
 import logging
+import stat
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -35,3 +37,20 @@ def retrying(what: str, read: Callable[[], T], sleep: Callable[[float], None] = 
             logger.warning("cannot read %s; retrying in %g s: %s", what, delay, error)
             sleep(delay)
     return read()
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is a regular file, or a link to one.
+
+    ``Path.is_file`` takes any I/O error for absence from Python 3.14 on.
+
+    Args:
+        path: it need not exist.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    try:
+        return stat.S_ISREG(retrying(str(path), path.stat).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

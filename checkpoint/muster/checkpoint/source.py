@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from muster.checkpoint.retry import is_file
+
 PIECE = 2**20
 """Bytes of a small file that one call reads."""
 
@@ -111,7 +113,7 @@ def home(path: Path) -> Path:
     Returns:
         The checkpoint itself; for a file the folder beside it, which may be missing.
     """
-    return beside(_target(path)) if path.is_file() else path
+    return beside(_target(path)) if is_file(path) else path
 
 
 def _target(path: Path) -> Path:
@@ -147,7 +149,7 @@ class FileSource:
 
 def source_of(path: Path) -> FolderSource | FileSource:
     """Return what a checkpoint that is a folder or a file is read from."""
-    return FileSource(path) if path.is_file() else FolderSource(path)
+    return FileSource(path) if is_file(path) else FolderSource(path)
 
 
 class _Handle:

@@ -11,6 +11,7 @@ class Alone(VotingBarrier):
     """Decides at once. The barriers of one class are of one group, so they share its sequence."""
 
     prefix, rank, world_size, run_id, generation = "checkpoint/test", 0, 1, "job", 0
+    participants: tuple[int, ...] = ()
     sequence = 0
     outcome = Outcome.RELEASED
 

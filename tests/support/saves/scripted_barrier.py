@@ -13,6 +13,7 @@ class ScriptedBarrier(VotingBarrier):
     """A group of two ranks, of which the other one says what the test does."""
 
     prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0
+    participants: tuple[int, ...] = ()
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank

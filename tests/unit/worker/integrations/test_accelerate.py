@@ -171,6 +171,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path):
     mode: Any = "end"
     with pytest.raises(ValueError, match="on_lost = 'end'"):
         commit_together(Accelerator(cpu=True), on_lost=mode)
+    with pytest.raises(ValueError, match="timeout = 0"):
+        commit_together(Accelerator(cpu=True), timeout=0)
 
 
 def test_another_accelerator_is_an_import_error(monkeypatch: pytest.MonkeyPatch):

@@ -152,6 +152,14 @@ def test_what_is_not_on_the_disk_cannot_be_committed(tmp_path: Path):
         CommittedWriter(tmp_path / "last", sync_files=False)
 
 
+def test_bad_terms_are_refused_at_construction(tmp_path: Path):
+    mode: Any = "end"
+    with pytest.raises(ValueError, match="on_lost = 'end'"):
+        CommittedWriter(tmp_path / "last", on_lost=mode)
+    with pytest.raises(ValueError, match="timeout = 0"):
+        CommittedWriter(tmp_path / "last", timeout=0)
+
+
 def test_a_failed_save_of_another_name_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -53,6 +53,8 @@ def test_a_bucket_is_refused():
 def test_what_becomes_of_a_lost_rank_is_checked(tmp_path: Path):
     with pytest.raises(ValueError, match=r"on_lost = 'explode': it must be"):
         manager(str(tmp_path), on_lost="explode")
+    with pytest.raises(ValueError, match="timeout = 0"):
+        manager(str(tmp_path), timeout=0)
 
 
 def commit(folder: Path, step: int, *, metadata: bool = True) -> Path:

@@ -195,6 +195,8 @@ def test_it_is_told_what_it_does_not_know():
     mode: Any = "end"
     with pytest.raises(ValueError, match="on_lost = 'end'"):
         CommitCallback(on_lost=mode)
+    with pytest.raises(ValueError, match="timeout = 0"):
+        CommitCallback(timeout=0)
 
 
 def test_trainers_without_the_callback_are_as_they_were(tmp_path: Path):

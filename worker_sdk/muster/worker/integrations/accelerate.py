@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.contents import OURS
@@ -21,7 +22,7 @@ from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import find, read
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
-__all__ = ["commit_together", "latest"]
+__all__ = ["agreed_latest", "commit_together", "latest"]
 
 TRIED = "accelerate 1.15.0"
 PREFIX = "checkpoint/accelerate"
@@ -117,6 +118,26 @@ def latest(project_dir: str | Path) -> Path | None:
     with suppress(UncommittedError):
         return newest(_checkpoints(project_dir), NAMED)
     return None
+
+
+def agreed_latest(project_dir: str | Path) -> Path | None:
+    """As :func:`latest`, the same on all ranks, which all call this.
+
+    Rank 0 looks, and every other rank looks whether it sees the same.
+
+    Args:
+        project_dir: the accelerator's.
+
+    Returns:
+        None if no rank finds a checkpoint.
+
+    Raises:
+        BarrierError: not all ranks have come, or one cannot look; the message names the rank.
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
+        ConnectError: the coordinator could not be reached.
+        OSError: this rank cannot look, or sees what rank 0 does not.
+    """
+    return agree_on_newest(_checkpoints(project_dir), partial(newest, _checkpoints(project_dir), NAMED))
 
 
 class CommittedSaves(Accelerator):  # type: ignore[misc]

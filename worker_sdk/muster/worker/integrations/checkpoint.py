@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,8 @@ from muster.checkpoint.damage import DamageError
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.integrations.commit.commitment import Commitment, OnLost
+from muster.worker.integrations.commit.agreed import agree_on_newest
+from muster.worker.integrations.commit.commitment import Commitment, OnLost, check_terms
 from muster.worker.integrations.commit.contents import leave_note, take_notes
 from muster.worker.integrations.commit.lookup import (
     Marker,
@@ -36,6 +38,7 @@ from muster.worker.integrations.commit.lookup import (
     find,
     latest,
     mark_damaged,
+    newest,
     read,
     read_whole,
 )
@@ -49,7 +52,7 @@ from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest
 from muster.worker.saves.storage.reading import ItemReader, open_checkpoint
 from muster.worker.saves.storage.written import check_files
 
-__all__ = ["CommittedReader", "CommittedWriter", "latest"]
+__all__ = ["CommittedReader", "CommittedWriter", "agreed_latest", "latest"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +93,26 @@ _unfinished: dict[Group, StagedCheckpoint] = {}
 """On rank 0, by group, the save that was begun last and not committed."""
 
 
+def agreed_latest(folder: str | Path) -> Path | None:
+    """As :func:`latest`, the same on all ranks, which all call this.
+
+    Rank 0 looks, and every other rank looks whether it sees the same.
+
+    Args:
+        folder: where checkpoints have their names.
+
+    Returns:
+        None if no rank finds a checkpoint.
+
+    Raises:
+        BarrierError: not all ranks have come, or one cannot look; the message names the rank.
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
+        ConnectError: the coordinator could not be reached.
+        OSError: this rank cannot look, or sees what rank 0 does not.
+    """
+    return agree_on_newest(Path(folder), partial(newest, Path(folder)))
+
+
 class CommittedWriter(FileSystemWriter):
     """Writes checkpoints that have their name when all ranks have written, and not before.
 
@@ -112,7 +135,8 @@ class CommittedWriter(FileSystemWriter):
 
     Raises:
         TypeError: an option is not torch's.
-        ValueError: ``sync_files=False``: what is committed must be on the disk.
+        ValueError: ``sync_files=False``: what is committed must be on the disk. Or the timeout is no time, or
+            ``on_lost`` is neither of its values.
     """
 
     def __init__(
@@ -124,6 +148,7 @@ class CommittedWriter(FileSystemWriter):
         on_lost: OnLost = "raise",
         **options: object,
     ) -> None:
+        check_terms(timeout, on_lost)
         super().__init__(path, **options)  # type: ignore[arg-type]
         if not self.sync_files:
             raise ValueError("sync_files=False: what is committed must be on the disk. Leave it out.")
@@ -233,7 +258,7 @@ class CommittedWriter(FileSystemWriter):
             written = super().write_data(plan, planner)
             wrote = self._wrote(plan, written.wait(), time.monotonic() - began)
             leave_note(self.path, self._save.barrier.rank, wrote.encode())
-        self._save.commitment.written()
+        self._save.commitment.written(wrote.size)
         return written
 
     def _wrote(self, plan: SavePlan, results: list[WriteResult], seconds: float) -> RankWrite:

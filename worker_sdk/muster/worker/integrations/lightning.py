@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -36,6 +36,7 @@ from muster.worker.integrations.commit.commitment import (
     Commitment,
     ElsewhereError,
     OnLost,
+    check_terms,
     commit_written,
     report_failure,
 )
@@ -117,7 +118,8 @@ def committed(
 
     Raises:
         TypeError: it is another strategy, or none.
-        ValueError: it commits already, or ``on_lost`` is neither.
+        ValueError: it commits already, ``on_lost`` is neither, the timeout is no time, or the barrier is of
+            some ranks only.
     """
     if not isinstance(strategy, (DDPStrategy, FSDPStrategy, ModelParallelStrategy)):
         raise TypeError(
@@ -127,8 +129,7 @@ def committed(
         )
     if isinstance(strategy, CommittedSaves):
         raise ValueError("this strategy commits its checkpoints already: leave out one committed(…).")
-    if on_lost not in get_args(OnLost):
-        raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+    check_terms(timeout, on_lost, barrier)
     strategy.__class__ = _committing(type(strategy))
     strategy._saves = _Saves(barrier, timeout, on_lost)
     return strategy
@@ -298,11 +299,13 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
                 )
         shards = folder if folder is not None and folder.is_dir() else None
 
-        def digest() -> None:
+        def digest() -> int:
             if shards is not None:
-                record_share(shards, self.global_rank, self._digesting)
-            elif self.is_global_zero:
-                written.append(manifest_of_file(staged.unfinished))
+                return record_share(shards, self.global_rank, self._digesting)
+            if not self.is_global_zero:
+                return 0
+            written.append(manifest_of_file(staged.unfinished))
+            return staged.unfinished.stat().st_size
 
         written: list[Manifest] = []
         commit_written(

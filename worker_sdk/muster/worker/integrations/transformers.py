@@ -14,13 +14,14 @@ from transformers.trainer_utils import HubStrategy
 
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.folders import FolderSaves, newest, rotate
 from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
-__all__ = ["CommitCallback", "latest"]
+__all__ = ["CommitCallback", "agreed_latest", "latest"]
 
 TRIED = "transformers 5.23.0"
 PREFIX = "checkpoint/transformers"
@@ -161,6 +162,26 @@ def latest(folder: str | Path) -> Path | None:
     with suppress(UncommittedError):
         return newest(Path(folder), f"{NAMED}-")
     return None
+
+
+def agreed_latest(folder: str | Path) -> Path | None:
+    """As :func:`latest`, the same on all ranks, which all call this.
+
+    Rank 0 looks, and every other rank looks whether it sees the same.
+
+    Args:
+        folder: the trainer's ``output_dir``.
+
+    Returns:
+        None if no rank finds a checkpoint.
+
+    Raises:
+        BarrierError: not all ranks have come, or one cannot look; the message names the rank.
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
+        ConnectError: the coordinator could not be reached.
+        OSError: this rank cannot look, or sees what rank 0 does not.
+    """
+    return agree_on_newest(Path(folder), partial(newest, Path(folder), f"{NAMED}-"))
 
 
 def _check(args: TrainingArguments) -> None:

@@ -1,6 +1,7 @@
 """One save of all ranks, without a coordinator: this rank's votes and the decisions on them."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_all_may_wait_for_the_commit():
     assert save.ending(PATIENCE) is None
 
 
-def test_each_vote_of_a_save_reports_its_step_and_the_last_one_commits(monkeypatch: pytest.MonkeyPatch):
+def test_votes_of_a_save_report_its_step_and_size_and_the_last_one_commits(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     barrier = ScriptedBarrier()
@@ -84,7 +85,7 @@ def test_each_vote_of_a_save_reports_its_step_and_the_last_one_commits(monkeypat
     barrier.answers.put(decided(rank_0=BEGINS + b"checkpoint-500"))
     save.begun()
     now[0] += 12.5
-    result = in_thread(save.written)
+    result = in_thread(partial(save.written, 4096))
     assert barrier.heard() == DONE
     barrier.answers.put(decided())
     result.result(PATIENCE)
@@ -92,7 +93,7 @@ def test_each_vote_of_a_save_reports_its_step_and_the_last_one_commits(monkeypat
     assert barrier.heard() == DONE
     barrier.answers.put(decided())
     save.join(PATIENCE)
-    begin, written = WriteReport(step=500), WriteReport(step=500, seconds=12.5)
+    begin, written = WriteReport(step=500), WriteReport(step=500, seconds=12.5, bytes=4096)
     assert barrier.reports == [begin, written, replace(written, commits=True)]
 
 
@@ -179,7 +180,7 @@ def test_it_asks_of_a_barrier_what_ours_has():
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_timeout_that_is_no_time_is_refused_before_anyone_waits(timeout: float):
     barrier: Any = ScriptedBarrier()
-    with pytest.raises(ValueError, match=r"timeout = .*: it must be a number of seconds above 0"):
+    with pytest.raises(ValueError, match=r"timeout = .*: it must be a finite number of seconds above 0"):
         Commitment(barrier, timeout)
 
 

@@ -1,5 +1,6 @@
 """All ranks digest a folder together, and step down together from a damaged one."""
 
+import errno
 import os
 import pickle
 import threading
@@ -20,6 +21,7 @@ from muster.worker.integrations.commit.contents import encoded, leave_note
 from muster.worker.integrations.commit.folders import FolderSaves, newest
 from muster.worker.integrations.commit.lookup import Marker, read
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
+from tests.support.expect import some
 from tests.support.hostile.mine import Mine
 from tests.support.saves.damage import flip
 from tests.support.saves.synced import Synced
@@ -67,6 +69,45 @@ def test_ranks_of_a_host_sync_its_files_together(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert contents._local_rank(8) == (3, 4)
     assert contents._local_rank(2) == (0, 1), "they do not all save"
+
+
+def test_ranks_report_the_size_of_the_checkpoint(job: Job):
+    job.save(1)
+    reports = [some(member.reports[-1]) for _, member in job.ranks]
+    assert all(report.commits for report in reports)
+    assert sum(some(report.bytes) for report in reports) == RANKS * 1000
+
+
+def test_each_file_is_synced_by_a_rank_of_the_host_though_they_list_different_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    written = [tmp_path / "shards" / f"rank-{rank}" for rank in range(30)]
+    written[0].parent.mkdir()
+    for path in written:
+        path.write_bytes(b"weights")
+    synced = Synced.record(monkeypatch)
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        contents._sync_share(tmp_path, 3)
+        # Other hosts write as well. A later rank lists more than an earlier one.
+        (tmp_path / "shards" / f"of-another-host-{rank}").write_bytes(b"weights")
+    assert {path.stat().st_ino for path in written} <= synced.files.keys()
+    assert {tmp_path.stat().st_ino, written[0].parent.stat().st_ino} <= synced.folders.keys()
+
+
+def test_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "shards").mkdir()
+    scan = os.scandir
+
+    def fails(path: Any) -> Any:
+        if str(path).endswith("shards"):
+            raise OSError(errno.EIO, "Input/output error")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        contents._sync_share(tmp_path, 1)
 
 
 def test_a_rank_that_cannot_digest_its_share_fails_the_save_of_all(job: Job, monkeypatch: pytest.MonkeyPatch):

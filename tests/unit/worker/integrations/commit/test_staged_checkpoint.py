@@ -458,7 +458,7 @@ def test_folder_of_another_user_keeps_no_commit_waiting(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "read_bytes", read_own)
     monkeypatch.setattr(retry, "DELAYS", ())
     saved(tmp_path / "last", "one")
-    assert read(tmp_path / "last")[1].order == 1
+    assert read(tmp_path / "last")[1].order == 2, "theirs may be the first"
 
 
 def test_io_error_at_the_marker_of_another_checkpoint_fails_the_commit(

@@ -1,11 +1,13 @@
 """An engine loads only a checkpoint that is committed, whole and the same on all ranks."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.checkpoint import retry
 from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.worker.integrations.commit.lookup import REPLACED, Marker, read
@@ -53,13 +55,65 @@ def test_latest_that_names_a_torn_checkpoint_is_passed_over(
 
 
 def test_where_nothing_was_saved_nothing_is_loaded(
-    tmp_path: Path, engine: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, engine: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     assert engine.load_checkpoint(tmp_path) == (None, None)
-    assert "latest is not there: nothing is loaded" in caplog.text
+    assert "latest is not there, and no checkpoint: nothing is loaded" in caplog.text
+    monkeypatch.setattr(retry, "DELAYS", ())
     (tmp_path / "latest").mkdir()
     with pytest.raises(IsADirectoryError, match="latest"):
         engine.load_checkpoint(tmp_path)
+
+
+def test_without_latest_the_tag_that_was_committed_last_is_loaded(
+    tmp_path: Path, engine: Any, caplog: pytest.LogCaptureFixture
+):
+    for step in (1, 2):
+        engine.save_checkpoint(tmp_path, f"step-{step}", {"step": step})
+    (tmp_path / "latest").unlink()
+    assert content(engine, tmp_path) == "{'step': 2}"
+    assert "latest is not there" in caplog.text
+
+
+def test_rank_0_that_finds_nothing_where_another_does_is_an_error_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine: Any = commit_together(Engine())
+    engine.save_checkpoint(tmp_path, "last")
+    other = two_ranks(monkeypatch, [Choice(None), None])  # Rank 0's host has an empty folder there.
+    with pytest.raises(RuntimeError, match=r"rank [01] finds .*/last: the ranks do not see the same folder"):
+        other.load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("fails", [0, 2])
+def test_latest_that_cannot_be_read_is_no_start_from_nothing(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch, fails: int
+):
+    engine.save_checkpoint(tmp_path, "last", {"step": 1})
+    monkeypatch.setattr(retry, "DELAYS", (0.0,))
+    reads = Path.read_text
+    attempts = iter([True] * fails)
+
+    def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+        if path.name == "latest" and next(attempts, False):
+            raise OSError(errno.EIO, "Input/output error")
+        return reads(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    if fails:
+        with pytest.raises(OSError, match="Input/output error"):
+            engine.load_checkpoint(tmp_path)
+    assert content(engine, tmp_path) == "{'step': 1}"
+
+
+def test_a_marker_that_a_rank_cannot_read_is_not_taken_for_uncommitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine: Any = commit_together(Engine())
+    engine.save_checkpoint(tmp_path, "last")
+    said = [Choice("last"), (OSError(errno.EIO, "Input/output error"),)]
+    with pytest.raises(RuntimeError, match=r"last cannot be loaded: rank 1 failed: .*Input/output"):
+        two_ranks(monkeypatch, said).load_checkpoint(tmp_path)
 
 
 def test_a_damaged_tag_is_passed_over_unless_it_was_named(
@@ -141,7 +195,7 @@ def test_all_ranks_refuse_a_checkpoint_that_one_does_not_find(
 ):
     engine: Any = commit_together(Engine())
     engine.save_checkpoint(tmp_path, "last")
-    other = two_ranks(monkeypatch, [Choice("last"), ("last is not there",)])
+    other = two_ranks(monkeypatch, [Choice("last"), (UncommittedError("last is not there"),)])
     with pytest.raises(UncommittedError, match="last is not there"):
         other.load_checkpoint(tmp_path)
 

@@ -176,6 +176,12 @@ def test_bad_input_is_named(engine: Any):
         commit_together((engine, None))
     with pytest.raises(ValueError, match='on_lost = \'exit\': it must be "raise" or "abort"'):
         commit_together(Engine(), on_lost="exit")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout = 0"):
+        commit_together(Engine(), timeout=0)
+    some_ranks: Any = Alone()
+    some_ranks.participants = (0,)
+    with pytest.raises(ValueError, match=r"only ranks \[0\], and all ranks of the job write"):
+        commit_together(Engine(), barrier=some_ranks)
     other: Any = Alone(1, 4)
     with pytest.raises(ValueError, match="rank 0 of 1 of DeepSpeed, and rank 1 of 4 of the barrier"):
         commit_together(Engine(), barrier=other)

@@ -37,6 +37,12 @@ def test_what_is_no_strategy_that_can_commit_is_refused():
         committed(ddp())
     with pytest.raises(ValueError, match='on_lost = \'exit\': it must be "raise" or "abort"'):
         ddp(on_lost="exit")
+    with pytest.raises(ValueError, match="timeout = 0"):
+        ddp(timeout=0)
+    some_ranks: Any = Alone()
+    some_ranks.participants = (0,)
+    with pytest.raises(ValueError, match=r"only ranks \[0\], and all ranks of the job write"):
+        ddp(barrier=some_ranks)
 
 
 @pytest.mark.parametrize(

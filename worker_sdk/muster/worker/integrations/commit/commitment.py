@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from torch.distributed import DistError
 from torch.distributed.checkpoint import CheckpointException
@@ -23,6 +23,7 @@ from muster.worker.integrations.commit.lookup import Marker
 from muster.worker.integrations.commit.protocol import PACE, Ballot, Notice, SaveProtocol, Terms
 from muster.worker.integrations.commit.words import BEGINS, MAX_NAME, REUSED, order_of, step_of
 from muster.worker.saves.failure import failure_text
+from muster.worker.saves.limits import check_timeout
 from muster.worker.saves.queue.groups import Group
 from muster.worker.transport.fork_guard import start_thread
 
@@ -79,10 +80,7 @@ class Commitment:
         name: str = "",
         parts: int = 1,
     ) -> None:
-        if on_lost not in ("raise", "abort"):
-            raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
-        if not 0 < timeout < float("inf"):
-            raise ValueError(f"timeout = {timeout!r}: it must be a number of seconds above 0.")
+        check_terms(timeout, on_lost)
         self._owner = os.getpid()
         self.caller = threading.current_thread()
         self.rank = barrier.rank
@@ -144,8 +142,11 @@ class Commitment:
             self.failed(failure_text(error))
             raise
 
-    def written(self) -> Decision:
+    def written(self, size: int | None = None) -> Decision:
         """Report that this rank has done a part of its work, and wait until all have.
+
+        Args:
+            size: bytes of this rank's share of the checkpoint, once they are known; for people.
 
         Returns:
             The decision.
@@ -158,7 +159,7 @@ class Commitment:
         """
         save = self._protocol
         with self._changed:
-            done = save.part_done(time.monotonic())
+            done = save.part_done(time.monotonic(), size)
             self._changed.notify_all()
             self._changed.wait_for(lambda: len(save.agreed) >= done or save.reason is not None)
             if save.reason is not None:
@@ -335,7 +336,7 @@ class Commitment:
 
 def commit_written(
     commitment: Commitment,
-    digest: Callable[[], None],
+    digest: Callable[[], int],
     manifest: Callable[[], Manifest],
     commit: Callable[[Marker, Manifest], None],
     report: Callable[[Commitment], AbstractContextManager[None]] | None = None,
@@ -344,7 +345,7 @@ def commit_written(
 
     Args:
         commitment: the save's.
-        digest: syncs and digests this rank's share, when all have written.
+        digest: syncs and digests this rank's share, when all have written. Returns its bytes.
         manifest: gathers the digests on rank 0, when all have digested.
         commit: makes what was written a checkpoint, on rank 0.
         report: reports this rank's failures; default: :func:`report_failure`.
@@ -357,13 +358,35 @@ def commit_written(
     report = report or report_failure
     commitment.written()
     with report(commitment):
-        digest()
-    commitment.written()
+        size = digest()
+    commitment.written(size)
     if commitment.rank == 0:
         with report(commitment):
             made = manifest()
             commitment.commit(lambda marker: commit(marker, made))
     commitment.confirmed()
+
+
+def check_terms(timeout: float, on_lost: OnLost, barrier: GrpcBarrier | None = None) -> None:
+    """Check what users give an adapter for its saves.
+
+    Args:
+        timeout: seconds that a rank may take.
+        on_lost: what becomes of this process if a rank is lost.
+        barrier: the barrier of all ranks of the job, if one was given.
+
+    Raises:
+        ValueError: the timeout is no time, ``on_lost`` is neither of its values, or the barrier is of some
+            ranks only.
+    """
+    check_timeout(timeout)
+    if on_lost not in get_args(OnLost):
+        raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+    if barrier is not None and barrier.participants:
+        raise ValueError(
+            f"the barrier has only ranks {list(barrier.participants)}, and all ranks of the job write a "
+            "checkpoint. Give a barrier without participants."
+        )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from muster.checkpoint.committed import MARKER
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage, DamageError
@@ -46,13 +47,16 @@ class Piece(NamedTuple):
 # ---------------------------------------------------------------------- a save
 
 
-def record_share(folder: Path, rank: int, world_size: int) -> None:
+def record_share(folder: Path, rank: int, world_size: int) -> int:
     """Sync and digest this rank's share, and leave a note for rank 0, when all ranks have written.
 
     Args:
         folder: the folder that all ranks have written.
         rank: this rank.
         world_size: the number of ranks that do so.
+
+    Returns:
+        The bytes of the share.
 
     Raises:
         OSError: the share cannot be read or synced.
@@ -64,6 +68,7 @@ def record_share(folder: Path, rank: int, world_size: int) -> None:
         pieces = _share(_pieces(_sizes(folder)), rank, world_size)
         digests = dict(zip(pieces, pool.map(lambda piece: _digest(folder, piece), pieces), strict=True))
     leave_note(folder, rank, encoded(digests))
+    return sum(piece.length for piece in pieces)
 
 
 def gather_manifest(folder: Path, world_size: int) -> Manifest:
@@ -154,16 +159,31 @@ def _sync_share(folder: Path, world_size: int) -> None:
 
     A host's kernel caches what any of its processes wrote, so any of them can sync it.
     """
-    paths = [
-        folder,
-        *(path for path in sorted(folder.rglob("*")) if NOTES not in path.relative_to(folder).parts),
-    ]
-    first, step = _local_rank(world_size)
-    for path in paths[first::step]:
-        if path.is_dir():
-            sync(path)
-        elif not path.is_symlink():
-            sync_file(path)
+    rank, count = _local_rank(world_size)
+    for path, is_folder in _written(folder):
+        # By its name, and not by its place in a list: two ranks may not list the same.
+        if crc32(os.fsencode(path.relative_to(folder))) % count == rank:
+            (sync if is_folder else sync_file)(path)
+
+
+def _written(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield a folder and all that a framework wrote below it, without links; and whether each is a folder.
+
+    Raises:
+        OSError: a folder cannot be listed. ``Path.rglob`` takes that for an empty one from Python 3.13 on.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for where, folders, files in os.walk(folder, onerror=fail):
+        if NOTES in folders:
+            folders.remove(NOTES)
+        yield Path(where), True
+        for name in files:
+            path = Path(where, name)
+            if not path.is_symlink():
+                yield path, False
 
 
 def _local_rank(world_size: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, get_args
+from typing import NamedTuple, TypeAlias
 
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.containment import followed, path_in
@@ -23,6 +23,7 @@ from muster.worker.integrations.commit.cleanup import remove, sweep
 from muster.worker.integrations.commit.commitment import (
     Commitment,
     OnLost,
+    check_terms,
     commit_written,
     report_failure,
     take_turn,
@@ -70,14 +71,14 @@ class FolderSaves:
         on_lost: what becomes of this process if a rank is lost, or does not come in time.
 
     Raises:
-        ValueError: ``on_lost`` is not one of its values.
+        ValueError: ``on_lost`` is not one of its values, the timeout is no time, or the barrier is of some
+            ranks only.
     """
 
     def __init__(
         self, prefix: str, name: str, barrier: GrpcBarrier | None, timeout: float, on_lost: OnLost
     ) -> None:
-        if on_lost not in get_args(OnLost):
-            raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+        check_terms(timeout, on_lost, barrier)
         self._prefix = prefix
         self._name = name
         self._barrier = barrier
@@ -138,10 +139,10 @@ class FolderSaves:
             place.mkdir(parents=True, exist_ok=True)
             _part(place, barrier.rank).touch()
 
-        def digest() -> None:
+        def digest() -> int:
             if barrier.rank == 0:
                 _check_whole(staged.unfinished, barrier.world_size)
-            record_share(staged.unfinished, barrier.rank, barrier.world_size)
+            return record_share(staged.unfinished, barrier.rank, barrier.world_size)
 
         def gather() -> Manifest:
             manifest = gather_manifest(staged.unfinished, barrier.world_size)

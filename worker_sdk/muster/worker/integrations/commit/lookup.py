@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
-from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage
+from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage, damage_in
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
 from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import home
@@ -218,11 +218,9 @@ def _highest(folder: Path) -> int:
             continue
         try:
             highest = max(highest, _order(path))
-        except PermissionError:
-            continue  # It is another user's.
         except ABSENT:
             unread += _has_manifest(path)
-        except (ValueError, TypeError, LaterVersionError):
+        except (PermissionError, ValueError, TypeError, LaterVersionError):
             unread += 1
     # Those that cannot be read now have had orders, too, and may be restored.
     return highest + unread
@@ -253,10 +251,7 @@ def damage_of(path: Path) -> Damage | None:
     Raises:
         OSError: that cannot be read.
     """
-    try:
-        return Damage.decode(retrying(str(path), (home(path) / DAMAGED).read_bytes))
-    except ABSENT:
-        return None
+    return damage_in(home(path))
 
 
 def mark_damaged(path: Path, marker: Marker, damage: Damage) -> None:

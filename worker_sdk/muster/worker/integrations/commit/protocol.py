@@ -146,8 +146,12 @@ class SaveProtocol:
 
     # ------------------------------------------------------------------ what this rank does
 
-    def part_done(self, now: float) -> int:
+    def part_done(self, now: float, size: int | None = None) -> int:
         """Record that this rank has done a part of its work.
+
+        Args:
+            now: seconds of the monotonic clock.
+            size: bytes of this rank's share, if they are known by now.
 
         Returns:
             How many it has done.
@@ -155,6 +159,8 @@ class SaveProtocol:
         self._done += 1
         if self._begun_at is not None and self._done == 1:
             self._report = replace(self._report, seconds=now - self._begun_at)
+        if size is not None:
+            self._report = replace(self._report, bytes=size)
         return self._done
 
     def fail(self, reason: str) -> None:

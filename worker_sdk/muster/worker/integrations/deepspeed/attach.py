@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast
 
 from deepspeed import comm
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -13,7 +13,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.directory import write_marker
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.integrations.commit.commitment import OnLost
+from muster.worker.integrations.commit.commitment import OnLost, check_terms
 from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import Marker, read, stamped
 from muster.worker.integrations.deepspeed.engine import EngineSaves
@@ -87,8 +87,7 @@ def commit_together(
     theirs = cast("Any", engine)
     if isinstance(getattr(theirs.save_checkpoint, "__self__", None), EngineSaves):
         raise ValueError("this engine commits its checkpoints already: leave out one commit_together(…).")
-    if on_lost not in get_args(OnLost):
-        raise ValueError(f'on_lost = {on_lost!r}: it must be "raise" or "abort".')
+    check_terms(timeout, on_lost, barrier)
     _check_configuration(theirs)
     rank, world_size = comm.get_rank(), comm.get_world_size()
     barrier = barrier or GrpcBarrier(rank, world_size, PREFIX)

@@ -31,7 +31,14 @@ from muster.worker.integrations.commit.contents import gather_manifest, record_s
 from muster.worker.integrations.commit.lookup import Marker, ReplacedError, mark_damaged, read
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.deepspeed.ranks import from_rank_0, of_all
-from muster.worker.integrations.deepspeed.tags import LATEST, Choice, check_same, choose, find_tag
+from muster.worker.integrations.deepspeed.tags import (
+    LATEST,
+    Choice,
+    check_none,
+    check_same,
+    choose,
+    find_tag,
+)
 from muster.worker.saves.failure import failure_text
 
 logger = logging.getLogger(__name__)
@@ -139,7 +146,8 @@ class EngineSaves:
         Raises:
             CorruptCheckpointError: the tag that was named is damaged, or all are. All ranks raise it.
             UncommittedError: it is no committed checkpoint.
-            RuntimeError: it was replaced meanwhile, or a rank could not read it.
+            RuntimeError: it was replaced meanwhile, a rank could not read it, or rank 0 does not find what
+                another rank finds.
             OSError: rank 0 could not look for it.
         """
         if self._engine.load_universal_checkpoint():  # Made by a program, from what was committed.
@@ -152,7 +160,8 @@ class EngineSaves:
             if choice.error is not None:
                 raise choice.error
             if choice.tag is None:
-                logger.warning("%s is not there: nothing is loaded", folder / LATEST)
+                check_none(folder, self._barrier.rank, damaged.keys())
+                logger.warning("%s is not there, and no checkpoint: nothing is loaded", folder / LATEST)
                 return None, None
             found, marker = find_tag(folder / choice.tag)
             check_same(folder / choice.tag, marker)

@@ -1,14 +1,16 @@
 """Which tag is loaded: the same committed checkpoint on all ranks."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from muster.checkpoint.committed import UncommittedError
-from muster.checkpoint.damage import CorruptCheckpointError, Damage
+from muster.checkpoint.damage import Damage
+from muster.checkpoint.retry import retrying
 from muster.worker.integrations.commit.lookup import Marker, corrupt, find, newest, read
 from muster.worker.integrations.deepspeed.ranks import of_all
+from muster.worker.saves.failure import failure_text
 
 logger = logging.getLogger(__name__)
 
@@ -40,51 +42,87 @@ def choose(folder: Path, tag: object, damaged: Mapping[Path, Damage]) -> Choice:
             if found is not None and (damage := found.damage or damaged.get(found.path)) is not None:
                 return Choice(None, corrupt(found.path, damage))
             return Choice(str(tag))
-        try:
-            named = (folder / LATEST).read_text().strip()
-        except FileNotFoundError:
-            return Choice(None)
-        found = find(folder / named)
-        if found is not None and found.damage is None and found.path not in damaged:
-            return Choice(named)
+        if (named := _named(folder)) is not None:
+            found = find(folder / named)
+            if found is not None and found.damage is None and found.path not in damaged:
+                return Choice(named)
         last = newest(folder, damaged.keys())
-    except (OSError, ValueError, CorruptCheckpointError) as error:
+    except Exception as error:  # The others wait for this rank, whatever happens to it.
         return Choice(None, error)
     if last is not None:
-        logger.warning("%s is passed over, since it is damaged or not committed; %s is loaded", named, last)
+        why = "is not there" if named is None else "is passed over, since it is damaged or not committed"
+        logger.warning("%s %s; %s is loaded, which was committed last", named or LATEST, why, last)
         return Choice(last.name)
     if damaged:
         return Choice(None, corrupt(*list(damaged.items())[-1]))
-    _, why = find_tag(folder / named)
-    return Choice(None, UncommittedError(str(why)))
+    if named is None:
+        return Choice(None)
+    _, now = find_tag(folder / named)
+    return Choice(named) if isinstance(now, Marker) else Choice(None, now)
 
 
-def _refusal(path: Path, error: Exception) -> str:
-    return (
-        f"{error} If it was saved before this job committed its checkpoints, and is known to be whole, say "
+def _named(folder: Path) -> str | None:
+    """Return the tag that ``latest`` names; None if that file is certainly absent."""
+    try:
+        return retrying(str(folder / LATEST), (folder / LATEST).read_text).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def check_none(folder: Path, rank: int, damaged: Set[Path]) -> None:
+    """Confirm on all ranks that there is no checkpoint, where rank 0 has found none.
+
+    Args:
+        folder: the folder of the checkpoints.
+        rank: this rank.
+        damaged: the checkpoints that were just found damaged.
+
+    Raises:
+        RuntimeError: a rank finds one, or cannot look.
+    """
+    said: str | None = None
+    try:
+        if rank != 0 and (last := newest(folder, damaged)) is not None:
+            said = f"finds {last}: the ranks do not see the same folder. Mount it on rank 0's host"
+    except Exception as error:  # The others wait for this rank, whatever happens to it.
+        said = f"cannot tell: {error}. See that {folder} can be read on all hosts"
+    for other, what in enumerate(of_all(said)):
+        if what is not None:
+            raise RuntimeError(
+                f"rank 0 finds no checkpoint, and rank {other} {what}, and start the job again."
+            )
+
+
+def _refusal(path: Path, why: object) -> UncommittedError:
+    return UncommittedError(
+        f"{why} If it was saved before this job committed its checkpoints, and is known to be whole, say "
         f'so once: muster.worker.integrations.deepspeed.adopt("{path}").'
     )
 
 
-def find_tag(path: Path) -> tuple[Path, Marker | str]:
-    """Where a checkpoint is, and what it is, or why it was not committed."""
+def find_tag(path: Path) -> tuple[Path, Marker | Exception]:
+    """Where a checkpoint is, and what it is, or why it is not loaded."""
     try:
         return read(path)
-    except (UncommittedError, OSError) as error:
+    except UncommittedError as error:
         return path, _refusal(path, error)
+    except Exception as error:  # The others wait for this rank, whatever happens to it.
+        return path, error
 
 
-def check_same(path: Path, *found: Marker | str) -> None:
+def check_same(path: Path, *found: Marker | Exception) -> None:
     """All ranks go on, or none.
 
     Raises:
         UncommittedError: what is there is not committed.
-        RuntimeError: the ranks have found different saves, or one after the other.
+        RuntimeError: a rank cannot read it, or the ranks have found different saves, or one after the other.
     """
     by_rank = of_all(found)
-    every = [one for rank in by_rank for one in rank]
-    for one in every:
-        if isinstance(one, str):
-            raise UncommittedError(one)
-    if len(set(every)) > 1:
+    for rank, ones in enumerate(by_rank):
+        for one in ones:
+            if isinstance(one, UncommittedError):
+                raise one
+            if isinstance(one, Exception):
+                raise RuntimeError(f"{path} cannot be loaded: rank {rank} failed: {failure_text(one)}")
+    if len({one for ones in by_rank for one in ones}) > 1:
         raise RuntimeError(f"{path} was replaced while it was loaded. Load it again, on all ranks.")

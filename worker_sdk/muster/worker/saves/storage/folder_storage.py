@@ -18,10 +18,11 @@ from muster.checkpoint.committed import (
     unseal,
 )
 from muster.checkpoint.containment import followed, path_in
-from muster.checkpoint.damage import DAMAGED, Damage, DamageError
+from muster.checkpoint.damage import Damage, DamageError, damage_in
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.directory import CheckpointDirectory, sync, sync_file, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
+from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import FolderSource
 from muster.worker.saves.storage.checkpoint_storage import Newest
 from muster.worker.saves.storage.digesting import DigestingFiles
@@ -82,8 +83,8 @@ class FolderStorage:
             )
         # A link may be moved during the load: its new target is not to be read, nor marked as damaged.
         path = followed(Path(path))
-        if (path / DAMAGED).exists():
-            raise DamageError(Damage.decode((path / DAMAGED).read_bytes()))
+        if (damage := damage_in(path)) is not None:
+            raise DamageError(damage)
         try:
             return self._directory.read(path)
         except UncommittedError:
@@ -124,8 +125,8 @@ def _adapters(path: Path) -> Committed | None:
     Its marker names no step, so the number at the end of its name counts as the step.
     """
     try:
-        made = committed_by_adapter(unseal((path / MARKER).read_bytes()), path)
-    except (OSError, ValueError):
+        made = committed_by_adapter(unseal(retrying(str(path), (path / MARKER).read_bytes)), path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return made if made.step != NO_STEP else replace(made, step=0)
 

@@ -60,6 +60,11 @@ class RankWrite:
                 ) from error
         return cls(results, dict(files), socket.gethostname(), seconds)
 
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(segment.length for segments in self.files.values() for segment in segments)
+
     def encode(self) -> bytes:
         """Encode it as a note, which is JSON."""
         files = {

@@ -1,0 +1,53 @@
+"""All ranks hear the same of the newest checkpoint, or all fail."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.patience import PATIENCE
+from muster.checkpoint.damage import CorruptCheckpointError, Damage
+from muster.worker.errors import BarrierAbortedError
+from muster.worker.integrations.commit.agreed import agree_on_newest
+from muster.worker.integrations.commit.lookup import mark_damaged, newest, read
+from tests.support.meeting import in_thread
+from tests.support.saves.fake_group import FakeGroup
+from tests.unit.worker.integrations.commit.folder_jobs import checkpoint_in
+
+
+def agreed(*folders: Path) -> list[Path | BaseException | None]:
+    """What each rank is told; each looks in a folder of its own."""
+    group = FakeGroup(len(folders))
+    results = []
+    for rank, folder in enumerate(folders):
+        member: Any = group.member(rank)
+        results.append(in_thread(partial(agree_on_newest, folder, partial(newest, folder), member)))
+    return [result.exception(PATIENCE) or result.result(PATIENCE) for result in results]
+
+
+def test_all_ranks_are_told_of_the_newest(tmp_path: Path):
+    path = checkpoint_in(tmp_path)
+    assert agreed(tmp_path, tmp_path, tmp_path) == [path, path, path]
+
+
+def test_all_ranks_are_told_that_there_is_none(tmp_path: Path):
+    assert agreed(tmp_path, tmp_path / "missing") == [None, None]
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_rank_that_does_not_see_the_checkpoint_fails_all(tmp_path: Path, without: int):
+    seen = tmp_path / "share"
+    seen.mkdir()
+    checkpoint_in(seen)
+    folders = [seen, seen]
+    folders[without] = tmp_path / "not-mounted"
+    told = agreed(*folders)
+    assert isinstance(told[1 - without], (OSError, BarrierAbortedError)), told
+    assert all(isinstance(one, Exception) for one in told), told
+
+
+def test_all_ranks_raise_if_all_checkpoints_are_damaged(tmp_path: Path):
+    path = checkpoint_in(tmp_path)
+    mark_damaged(path, read(path)[1], Damage("weights", "flipped"))
+    assert [type(one) for one in agreed(tmp_path, tmp_path)] == [CorruptCheckpointError] * 2

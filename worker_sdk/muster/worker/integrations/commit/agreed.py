@@ -1,0 +1,48 @@
+"""The newest checkpoint of a folder, the same on all ranks."""
+
+from collections.abc import Set
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from muster.checkpoint.committed import UncommittedError
+from muster.worker.barriers import GrpcBarrier
+from muster.worker.integrations.commit.folders import Find, FolderSaves
+from muster.worker.saves.job_barrier import job_barrier
+from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
+
+PREFIX = "checkpoint/latest"
+"""The group of the barriers at which ranks agree."""
+
+
+def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None) -> Path | None:
+    """Return the checkpoint that rank 0 finds, on all ranks, which all call this.
+
+    Every other rank looks whether it sees the same. So no rank begins from scratch, or waits in a collective,
+    while another one loads.
+
+    Args:
+        folder: where checkpoints have their names; all ranks share it.
+        find: returns the newest checkpoint of the folder that is none of those given to it.
+        barrier: of all ranks; default: one of group ``checkpoint/latest``, taken from the environment.
+
+    Returns:
+        None if no rank finds a checkpoint.
+
+    Raises:
+        BarrierError: not all ranks have come, or one cannot look, or does not see the same; the message names
+            the rank.
+        CorruptCheckpointError: there are checkpoints, and all are damaged.
+        ConnectError: the coordinator could not be reached.
+        OSError: this rank cannot look, or sees what rank 0 does not.
+    """
+    barrier = barrier or job_barrier(PREFIX)
+    saves = FolderSaves(PREFIX, "latest", barrier, DEFAULT_TIMEOUT, "raise")
+    found = partial(_committed, find)
+    return saves.choose_any(barrier, folder, found, verify=False, look=found)
+
+
+def _committed(find: Find, excluded: Set[Path]) -> Path | None:
+    with suppress(UncommittedError):
+        return find(excluded)
+    return None

@@ -157,6 +157,15 @@ class CheckpointBucket:
     def _check_whole(self, attempt: Attempt, files: Mapping[str, int]) -> None:
         self._check_there(attempt, files, self._objects.sizes(attempt.name))
 
+    def _check_whole_twice(self, attempt: Attempt, files: Mapping[str, int]) -> None:
+        """As :meth:`_check_whole`. Objects that one listing lacks are looked for in another one."""
+        try:
+            self._check_whole(attempt, files)
+        except DamagedError:
+            raise
+        except UncommittedError:
+            self._check_whole(attempt, files)
+
     def _check_there(self, attempt: Attempt, files: Mapping[str, int], there: Mapping[str, int]) -> None:
         if DAMAGED in there:
             self._damaged.add(attempt)
@@ -217,7 +226,7 @@ class CheckpointBucket:
             if self.path(attempt) in excluded:
                 continue
             try:
-                self._check_whole(attempt, verdict.files)
+                self._check_whole_twice(attempt, verdict.files)
             except UncommittedError as error:
                 if self._found(attempt) is None:
                     vanished = True

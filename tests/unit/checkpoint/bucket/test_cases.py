@@ -194,6 +194,19 @@ def test_a_checkpoint_that_someone_has_damaged_is_passed_over_and_left(
     assert fresh.latest() == first
 
 
+def test_one_listing_that_is_short_does_not_hide_the_newest_checkpoint(
+    objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
+):
+    commit(objects, bucket, 1)
+    newest = commit(objects, bucket, 2)
+    sizes = objects.sizes
+    short = iter([True])
+    monkeypatch.setattr(objects, "sizes", lambda name: {} if next(short, False) else sizes(name))
+    fresh = CheckpointBucket(objects, objects.url, "job")
+    assert fresh.latest() == newest
+    assert fresh.latest() == newest
+
+
 def test_who_looks_while_retention_removes_finds_the_newer_one(
     objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
 ):

@@ -113,11 +113,11 @@ class FolderInventory:
 
     def _entry(self, name: str) -> Entry | None:
         path = self._folder / name
-        if is_file(path):
-            return _file_entry(path)
         if name.startswith(STEP):
             return retrying(str(path), lambda: read_entry(path, _marked))
         try:
+            if is_file(path):
+                return _file_entry(path)
             # Another name may be anything. It is a checkpoint if it has a marker.
             if MARKER not in names_in(path):
                 return None

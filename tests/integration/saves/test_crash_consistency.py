@@ -34,7 +34,8 @@ from lab.processes.coordinator import Coordinator, free_port
 from lab.processes.fork_client import TORCH, popen
 from muster.worker.integrations.checkpoint import CommittedReader, latest
 from muster.worker.integrations.commit.cleanup import restore
-from muster.worker.integrations.commit.folders import FolderSaves, newest, numbered
+from muster.worker.integrations.commit.folders import FolderSaves
+from muster.worker.integrations.commit.numbered import newest, numbered
 from muster.worker.saves import Checkpointer
 from tests.support.crashes.power_loss import History, Image
 from tests.support.crashes.power_loss_job import LAST, RUN, STEPS

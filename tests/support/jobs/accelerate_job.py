@@ -21,7 +21,7 @@ from accelerate.utils import ProjectConfiguration
 
 from muster.worker import MusterError
 from muster.worker.integrations.accelerate import commit_together
-from muster.worker.integrations.commit.folders import numbered
+from muster.worker.integrations.commit.numbered import numbered
 from tests.support.jobs.fault import FAULTY, SAVES, strike
 from tests.support.jobs.transformers_job import chance_at
 

@@ -17,9 +17,10 @@ from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
 from muster.worker.integrations.commit.contents import OURS
-from muster.worker.integrations.commit.folders import FolderSaves, newest, rotate
+from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import find, read
+from muster.worker.integrations.commit.numbered import newest, rotate
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
 __all__ = ["agreed_latest", "commit_together", "latest"]
@@ -120,13 +121,15 @@ def latest(project_dir: str | Path) -> Path | None:
     return None
 
 
-def agreed_latest(project_dir: str | Path) -> Path | None:
+def agreed_latest(project_dir: str | Path, *, barrier: GrpcBarrier | None = None) -> Path | None:
     """As :func:`latest`, the same on all ranks, which all call this.
 
     Rank 0 looks, and every other rank looks whether it sees the same.
 
     Args:
         project_dir: the accelerator's.
+        barrier: of all ranks, and for nothing else; default: one of group ``checkpoint/latest``, of the ranks
+            that the environment names, or else torch's process group.
 
     Returns:
         None if no rank finds a checkpoint.
@@ -137,7 +140,8 @@ def agreed_latest(project_dir: str | Path) -> Path | None:
         ConnectError: the coordinator could not be reached.
         OSError: this rank cannot look, or sees what rank 0 does not.
     """
-    return agree_on_newest(_checkpoints(project_dir), partial(newest, _checkpoints(project_dir), NAMED))
+    folder = _checkpoints(project_dir)
+    return agree_on_newest(folder, partial(newest, folder, NAMED), barrier)
 
 
 class CommittedSaves(Accelerator):  # type: ignore[misc]

@@ -93,13 +93,15 @@ _unfinished: dict[Group, StagedCheckpoint] = {}
 """On rank 0, by group, the save that was begun last and not committed."""
 
 
-def agreed_latest(folder: str | Path) -> Path | None:
+def agreed_latest(folder: str | Path, *, barrier: GrpcBarrier | None = None) -> Path | None:
     """As :func:`latest`, the same on all ranks, which all call this.
 
     Rank 0 looks, and every other rank looks whether it sees the same.
 
     Args:
         folder: where checkpoints have their names.
+        barrier: of all ranks, and for nothing else; default: one of group ``checkpoint/latest``, of the ranks
+            that the environment names, or else torch's process group.
 
     Returns:
         None if no rank finds a checkpoint.
@@ -110,7 +112,7 @@ def agreed_latest(folder: str | Path) -> Path | None:
         ConnectError: the coordinator could not be reached.
         OSError: this rank cannot look, or sees what rank 0 does not.
     """
-    return agree_on_newest(Path(folder), partial(newest, Path(folder)))
+    return agree_on_newest(Path(folder), partial(newest, Path(folder)), barrier)
 
 
 class CommittedWriter(FileSystemWriter):

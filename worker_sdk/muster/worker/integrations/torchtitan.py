@@ -21,12 +21,14 @@ from torchtitan.tools.utils import GarbageCollection
 
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import DAMAGED
+from muster.checkpoint.retry import is_file
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
 from muster.worker.integrations.commit.cleanup import restore, retire, sweep
 from muster.worker.integrations.commit.commitment import OnLost
-from muster.worker.integrations.commit.folders import FolderSaves, Numbered, numbered, outdated, stale
+from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import all_damaged, read
+from muster.worker.integrations.commit.numbered import Numbered, numbered, outdated, stale
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommittedCheckpointManager", "latest"]
@@ -285,7 +287,7 @@ def _newest(folder: Path, excluded: Set[Path] = frozenset()) -> Path | None:
 
 def _is_resumable(one: Numbered) -> bool:
     """Whether it is one to go on from, in its place."""
-    return one.whole and one.found.path == one.path and (one.path / METADATA).exists()
+    return one.whole and one.found.path == one.path and is_file(one.path / METADATA)
 
 
 def _in_its_place(path: Path) -> Path:

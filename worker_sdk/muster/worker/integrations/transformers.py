@@ -17,8 +17,9 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
-from muster.worker.integrations.commit.folders import FolderSaves, newest, rotate
+from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.framework import check_signatures
+from muster.worker.integrations.commit.numbered import newest, rotate
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
 __all__ = ["CommitCallback", "agreed_latest", "latest"]
@@ -164,13 +165,15 @@ def latest(folder: str | Path) -> Path | None:
     return None
 
 
-def agreed_latest(folder: str | Path) -> Path | None:
+def agreed_latest(folder: str | Path, *, barrier: GrpcBarrier | None = None) -> Path | None:
     """As :func:`latest`, the same on all ranks, which all call this.
 
     Rank 0 looks, and every other rank looks whether it sees the same.
 
     Args:
         folder: the trainer's ``output_dir``.
+        barrier: of all ranks, and for nothing else; default: one of group ``checkpoint/latest``, of the ranks
+            that the environment names, or else torch's process group.
 
     Returns:
         None if no rank finds a checkpoint.
@@ -181,7 +184,7 @@ def agreed_latest(folder: str | Path) -> Path | None:
         ConnectError: the coordinator could not be reached.
         OSError: this rank cannot look, or sees what rank 0 does not.
     """
-    return agree_on_newest(Path(folder), partial(newest, Path(folder), f"{NAMED}-"))
+    return agree_on_newest(Path(folder), partial(newest, Path(folder), f"{NAMED}-"), barrier)
 
 
 def _check(args: TrainingArguments) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from muster.worker.integrations.commit import commitment as module
+from muster.worker.integrations.commit import folders
 from tests.unit.worker.integrations.commit.folder_jobs import Job
 
 
@@ -12,6 +13,7 @@ from tests.unit.worker.integrations.commit.folder_jobs import Job
 def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_last", {})
     monkeypatch.setattr(module, "_highest", {})
+    monkeypatch.setattr(folders, "_left", set())
 
 
 @pytest.fixture

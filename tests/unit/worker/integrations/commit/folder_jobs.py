@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.patience import PATIENCE
-from muster.worker.integrations.commit.folders import FolderSaves, newest
+from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.lookup import Marker
+from muster.worker.integrations.commit.numbered import newest
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.support.meeting import in_thread
 from tests.support.saves.fake_group import FakeGroup

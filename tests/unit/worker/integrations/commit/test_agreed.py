@@ -8,9 +8,11 @@ import pytest
 
 from lab.patience import PATIENCE
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
-from muster.worker.errors import BarrierAbortedError
+from muster.worker.decision import Outcome
+from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError
+from muster.worker.integrations.commit import folders
 from muster.worker.integrations.commit.agreed import agree_on_newest
-from muster.worker.integrations.commit.lookup import mark_damaged, newest, read
+from muster.worker.integrations.commit.lookup import mark_damaged, newest, read, replaced_name
 from tests.support.meeting import in_thread
 from tests.support.saves.fake_group import FakeGroup
 from tests.unit.worker.integrations.commit.folder_jobs import checkpoint_in
@@ -45,6 +47,36 @@ def test_rank_that_does_not_see_the_checkpoint_fails_all(tmp_path: Path, without
     told = agreed(*folders)
     assert isinstance(told[1 - without], (OSError, BarrierAbortedError)), told
     assert all(isinstance(one, Exception) for one in told), told
+
+
+def test_checkpoint_that_is_being_replaced_has_its_own_name(tmp_path: Path):
+    path = checkpoint_in(tmp_path)
+    path.rename(replaced_name(path))
+    assert agreed(tmp_path, tmp_path) == [path, path]
+
+
+def test_rank_that_asks_again_in_the_midst_of_a_choice_does_not_make_the_others_begin_from_scratch(
+    tmp_path: Path,
+):
+    """Rank 0 sees an empty folder. Rank 1 sees a checkpoint, and cannot say so, since it is cut off."""
+    share, empty = tmp_path / "share", tmp_path / "empty"
+    share.mkdir()
+    empty.mkdir()
+    checkpoint_in(share)
+    group = FakeGroup(2)
+    members: list[Any] = [group.member(rank) for rank in range(2)]
+    members[1].raises = {1: [OutcomeUnknownError("away", "save", 1, Outcome.UNKNOWN)]}
+    first = in_thread(partial(agree_on_newest, empty, partial(newest, empty), members[0]))
+    look = partial(agree_on_newest, share, partial(newest, share), members[1])
+    with pytest.raises(OutcomeUnknownError):
+        look()
+    with pytest.raises(MusterError, match="Restart the job on all ranks"):
+        look()
+    # The group of another process, which knows nothing of the first call.
+    folders._left.clear()
+    again = in_thread(look)
+    assert "out of step" in str(first.exception(PATIENCE))
+    assert "they do not see the same folder" in str(again.exception(PATIENCE))
 
 
 def test_all_ranks_raise_if_all_checkpoints_are_damaged(tmp_path: Path):

@@ -18,8 +18,9 @@ from muster.checkpoint.digest import digest_of
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.worker.integrations.commit import contents, folders
 from muster.worker.integrations.commit.contents import encoded, leave_note
-from muster.worker.integrations.commit.folders import FolderSaves, newest
+from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.lookup import Marker, read
+from muster.worker.integrations.commit.numbered import newest
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.support.expect import some
 from tests.support.hostile.mine import Mine

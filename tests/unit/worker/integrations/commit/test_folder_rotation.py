@@ -8,9 +8,9 @@ import pytest
 
 from muster.checkpoint.committed import MARKER
 from muster.checkpoint.damage import KEPT, Damage
-from muster.worker.integrations.commit import folders
-from muster.worker.integrations.commit.folders import newest, numbered, rotate
+from muster.worker.integrations.commit import numbered as module
 from muster.worker.integrations.commit.lookup import Marker, mark_damaged, read
+from muster.worker.integrations.commit.numbered import newest, numbered, rotate
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.unit.worker.integrations.commit.folder_jobs import Job, checkpoint_in
 
@@ -68,7 +68,7 @@ def test_rotation_that_fails_does_not_stop_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     checkpoint_in(tmp_path)
-    monkeypatch.setattr(folders, "entries", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    monkeypatch.setattr(module, "entries", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
     rotate(tmp_path, "step-", 1, set())
     assert "are not removed" in caplog.text
 

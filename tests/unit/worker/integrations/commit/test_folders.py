@@ -15,8 +15,9 @@ from muster.checkpoint.manifest import MANIFEST
 from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError, MusterError, OutcomeUnknownError
 from muster.worker.integrations.commit.contents import encoded, leave_note
-from muster.worker.integrations.commit.folders import FolderSaves, newest
+from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.lookup import read
+from muster.worker.integrations.commit.numbered import newest
 from muster.worker.integrations.commit.words import BEGINS
 from tests.support.meeting import in_thread
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided

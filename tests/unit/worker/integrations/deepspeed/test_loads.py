@@ -10,7 +10,7 @@ import pytest
 from muster.checkpoint import retry
 from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
-from muster.worker.integrations.commit.lookup import REPLACED, Marker, read
+from muster.worker.integrations.commit.lookup import REPLACED, Marker, mark_damaged, read
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.deepspeed import adopt, commit_together
 from muster.worker.integrations.deepspeed import engine as module
@@ -73,6 +73,14 @@ def test_without_latest_the_tag_that_was_committed_last_is_loaded(
     (tmp_path / "latest").unlink()
     assert content(engine, tmp_path) == "{'step': 2}"
     assert "latest is not there" in caplog.text
+
+
+def test_damaged_tag_in_a_folder_of_its_own_is_not_loaded(tmp_path: Path, engine: Any):
+    engine.save_checkpoint(tmp_path, "epoch-1/step-3", {"step": 3})
+    path, marker = read(tmp_path / "epoch-1" / "step-3")
+    mark_damaged(path, marker, Damage("", "marked by hand"))
+    with pytest.raises(CorruptCheckpointError, match="step-3 is damaged: marked by hand"):
+        engine.load_checkpoint(tmp_path)
 
 
 def test_rank_0_that_finds_nothing_where_another_does_is_an_error_of_all(

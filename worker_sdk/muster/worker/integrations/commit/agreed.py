@@ -8,6 +8,7 @@ from pathlib import Path
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.commit.folders import Find, FolderSaves
+from muster.worker.integrations.commit.lookup import given_name
 from muster.worker.saves.job_barrier import job_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
@@ -39,7 +40,8 @@ def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None
     barrier = barrier or job_barrier(PREFIX)
     saves = FolderSaves(PREFIX, "latest", barrier, DEFAULT_TIMEOUT, "raise")
     found = partial(_committed, find)
-    return saves.choose_any(barrier, folder, found, verify=False, look=found)
+    newest = saves.choose_any(barrier, folder, found, verify=False, look=found)
+    return newest if newest is None else given_name(newest)
 
 
 def _committed(find: Find, excluded: Set[Path]) -> Path | None:

@@ -8,10 +8,18 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from muster.checkpoint.manifest import MANIFEST, Manifest
+from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError
+from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import beside
 from muster.checkpoint.version import LaterVersionError
-from muster.worker.integrations.commit.lookup import REPLACED, _marker, entries, is_committed, replaced_name
+from muster.worker.integrations.commit.lookup import (
+    ABSENT,
+    REPLACED,
+    _marker,
+    entries,
+    is_committed,
+    replaced_name,
+)
 
 logger = logging.getLogger(__name__)
 REMOVED = ".removed-"
@@ -54,8 +62,14 @@ def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> No
             destroy(left)
         elif not unfinished.fullmatch(left.name) or (but is not None and left in (but, *but.parents)):
             continue
-        elif not _finish_commit(left):
-            remove(left)
+        else:
+            try:
+                finished = _finish_commit(left)
+            except (OSError, LaterVersionError) as error:  # It may describe a checkpoint.
+                logger.warning("%s is left as it is: %s", left, error)
+                continue
+            if not finished:
+                remove(left)
 
 
 def finish(path: Path) -> None:
@@ -118,8 +132,8 @@ def _finish_commit(left: Path) -> bool:
     """
     try:
         _marker(left)
-        files = list(Manifest.decode((left / MANIFEST).read_bytes()).files)
-    except (OSError, ValueError, TypeError, LaterVersionError):
+        files = list(Manifest.decode(retrying(str(left), (left / MANIFEST).read_bytes)).files)
+    except (*ABSENT, ManifestError, ValueError, TypeError):
         return False
     path = left.with_name(files[0]) if len(files) == 1 and "/" not in files[0] else left
     if not path.is_file() or os.path.lexists(left / path.name) or os.path.lexists(beside(path)):

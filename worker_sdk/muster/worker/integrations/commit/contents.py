@@ -177,7 +177,7 @@ def _written(folder: Path) -> Iterator[tuple[Path, bool]]:
         raise error
 
     for where, folders, files in os.walk(folder, onerror=fail):
-        if NOTES in folders:
+        if Path(where) == folder and NOTES in folders:
             folders.remove(NOTES)
         yield Path(where), True
         for name in files:

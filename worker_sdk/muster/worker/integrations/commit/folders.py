@@ -3,12 +3,12 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.containment import followed, path_in
@@ -19,7 +19,7 @@ from muster.checkpoint.version import LaterVersionError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import MusterError, error_for
-from muster.worker.integrations.commit.cleanup import remove, sweep
+from muster.worker.integrations.commit.cleanup import sweep
 from muster.worker.integrations.commit.commitment import (
     Commitment,
     OnLost,
@@ -30,13 +30,8 @@ from muster.worker.integrations.commit.commitment import (
 )
 from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
 from muster.worker.integrations.commit.lookup import (
-    Found,
     ReplacedError,
-    all_damaged,
     corrupt,
-    entries,
-    find,
-    is_kept,
     mark_damaged,
     read,
     read_whole,
@@ -44,6 +39,7 @@ from muster.worker.integrations.commit.lookup import (
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.commit.words import is_of_a_save, out_of_step
 from muster.worker.saves.failure import cut, failure_text
+from muster.worker.saves.queue.groups import Group
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +51,9 @@ CORRUPT = b"/\0"
 """Begins rank 0's word if the checkpoint is damaged; the reason follows. No name has this in it."""
 SEPARATOR = b"\0"
 """Separates a marker from the damage of its checkpoint."""
+
+_left: set[Group] = set()
+"""The groups of which this rank has left a choice in whose midst the others may still be."""
 
 Find: TypeAlias = Callable[[Set[Path]], Path | None]
 """Finds a checkpoint's name, given the checkpoints that were just found damaged."""
@@ -84,8 +83,6 @@ class FolderSaves:
         self._barrier = barrier
         self._timeout = timeout
         self._on_lost = on_lost
-        self._left = False
-        """Whether this rank has left a choice in whose midst the others may still be."""
 
     def meet(self, rank: int, world_size: int) -> GrpcBarrier:
         """The barrier of the framework's ranks.
@@ -205,7 +202,7 @@ class FolderSaves:
             verify: whether its files are verified here.
             look: confirms on each other rank that no checkpoint exists: rank 0's host may not have the share.
         """
-        if self._left:
+        if Group.of(barrier) in _left:
             raise MusterError(
                 "the last load ended here before this rank heard from the coordinator how it ends, and the "
                 "other ranks may be in the midst of it. Restart the job on all ranks."
@@ -215,10 +212,13 @@ class FolderSaves:
         while True:
             mine = partial(_found, find, damaged) if barrier.rank == 0 else _anothers
             # Who does not hear of this barrier can call again: the next choice begins with the same one.
-            word = self._by_all(barrier, mine, begins=not damaged)[0]
+            words = self._by_all(barrier, mine, begins=not damaged)
+            _check_in_step(barrier, (said for rank, said in words.items() if rank), ANOTHERS)
+            word = words[0]
             if word == NONE:
                 if look is not None:
-                    self._by_all(barrier, partial(_none, barrier, look, damaged.keys()))
+                    words = self._by_all(barrier, partial(_none, barrier, look, damaged.keys()))
+                    _check_in_step(barrier, words.values(), NONE)
                 return None
             if word.startswith(CORRUPT):
                 text = word.removeprefix(CORRUPT).decode("utf-8", "replace")
@@ -249,7 +249,8 @@ class FolderSaves:
         if not damages:
             return None
         if barrier.rank == 0:
-            with suppress(ReplacedError, UncommittedError, OSError):  # Whatever is there now is not loaded.
+            # Whatever is there now is not loaded.
+            with suppress(ReplacedError, UncommittedError, LaterVersionError, OSError):
                 marker = read(path)[1]
                 if repr(marker).encode() in markers:
                     mark_damaged(path, marker, damages[0])
@@ -265,9 +266,11 @@ class FolderSaves:
         except Exception as error:  # The others wait for this rank, whatever happens to it.
             failure = error
         word = None if failure is None else failure_text(failure)
-        self._left = not begins
+        group = Group.of(barrier)
+        if not begins:
+            _left.add(group)
         decision = barrier.vote(word, self._timeout, found)
-        self._left = False
+        _left.discard(group)
         if failure is not None:
             raise failure
         if decision.outcome is not Outcome.RELEASED:
@@ -292,6 +295,16 @@ def _anothers() -> bytes:
     return ANOTHERS
 
 
+def _check_in_step(barrier: GrpcBarrier, words: Iterable[bytes], expected: bytes) -> None:
+    """Check that no rank is at another barrier of a choice: one that began again answers what others ask.
+
+    Raises:
+        MusterError: one is.
+    """
+    if any(word != expected for word in words):
+        raise out_of_step(barrier.prefix, barrier.run_id, "some have begun to load again")
+
+
 def _none(barrier: GrpcBarrier, look: Find, damaged: Set[Path]) -> bytes:
     """What a rank says where rank 0 has found no checkpoint.
 
@@ -303,7 +316,7 @@ def _none(barrier: GrpcBarrier, look: Find, damaged: Set[Path]) -> bytes:
             f"rank 0 finds no checkpoint, and rank {barrier.rank} finds {there}: they do not see the same "
             "folder. Mount it on rank 0's host, and start the job again."
         )
-    return ANOTHERS
+    return NONE
 
 
 def _found(find_name: Find, damaged: Mapping[Path, Damage]) -> bytes:
@@ -347,127 +360,6 @@ def _seen(barrier: GrpcBarrier, folder: Path, name: str, *, verify: bool) -> byt
     if read(path)[1] != marker:
         raise ReplacedError(path)
     return repr(marker).encode() + SEPARATOR + json.dumps(asdict(damage)).encode()
-
-
-# ---------------------------------------------------------------------- numbered checkpoints
-
-
-class Numbered(NamedTuple):
-    """A checkpoint whose name ends with a number."""
-
-    path: Path
-    """Its name."""
-    number: int
-    found: Found
-
-    @property
-    def whole(self) -> bool:
-        """Whether it may be resumed from."""
-        return self.found.damage is None
-
-
-def numbered(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> list[Numbered]:
-    """Return the committed checkpoints, damaged ones as well, oldest commit first.
-
-    Their numbers do not tell their order: a run may have gone back to an earlier one.
-
-    Args:
-        folder: where checkpoints have their names.
-        named: how these begin; a number follows.
-        excluded: checkpoints that were just found damaged.
-
-    Raises:
-        OSError: they cannot be read.
-    """
-    looks = [
-        Numbered(path, number, found)
-        for path, number in _names(folder, named).items()
-        if path not in excluded and (found := find(path)) is not None
-    ]
-
-    def key(one: Numbered) -> tuple[int, int]:
-        if one.found.marker is not None:
-            return one.found.marker.order, one.number
-        # One without a marker comes after all of lower numbers.
-        lower = [other.found.marker for other in looks if other.number < one.number]
-        return max((marker.order for marker in lower if marker is not None), default=0), one.number
-
-    return sorted(looks, key=key)
-
-
-def rotate(folder: Path, named: str, limit: int, kept: Set[Path]) -> None:
-    """Remove stale and outdated checkpoints, as far as that can be done: the last one is no worse for it.
-
-    Args:
-        folder: where checkpoints have their names.
-        named: how these begin; a number follows.
-        limit: how many whole ones are to be left.
-        kept: checkpoints that stay in any case.
-    """
-    try:
-        checkpoints = numbered(folder, named)
-        for old in (*stale(checkpoints, limit, kept), *outdated(checkpoints, limit)):
-            remove(old)
-    except (OSError, LaterVersionError) as error:  # Rank 0 alone must not stop for this.
-        logger.warning("old checkpoints in %s are not removed: %s", folder, error)
-
-
-def stale(checkpoints: list[Numbered], limit: int, kept: Set[Path] = frozenset()) -> list[Path]:
-    """Return the names of the whole checkpoints to remove, so that ``limit`` are left.
-
-    Args:
-        checkpoints: all of them, oldest commit first.
-        limit: how many whole ones are to be left. More are left if people have marked some as kept.
-        kept: those that stay in any case.
-
-    Raises:
-        OSError: it cannot be seen whether one is marked.
-    """
-    whole = [one for one in checkpoints if one.whole]
-    others = [one for one in whole if one.path not in kept]
-    return [one.path for one in others[: max(0, len(whole) - limit)] if not is_kept(one.found.path)]
-
-
-def outdated(checkpoints: list[Numbered], limit: int) -> list[Path]:
-    """Return the damaged checkpoints after which ``limit`` whole ones were committed: nobody needs them.
-
-    The arguments and errors are those of :func:`stale`.
-    """
-    newer = 0
-    found = []
-    for one in reversed(checkpoints):
-        if one.whole:
-            newer += 1
-        elif newer >= limit and not is_kept(one.found.path):
-            found.append(one.found.path)
-    return found
-
-
-def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
-    """Return the whole checkpoint that was committed last. The arguments are those of :func:`numbered`.
-
-    Raises:
-        CorruptCheckpointError: there are checkpoints, and all are damaged.
-        UncommittedError: no checkpoint was committed.
-        OSError: they cannot be read.
-    """
-    checkpoints = numbered(folder, named, excluded)
-    if whole := [one.path for one in checkpoints if one.whole]:
-        return whole[-1]
-    if checkpoints:
-        raise all_damaged(one.found for one in checkpoints)
-    others = ", ".join(path.name for path in _names(folder, named))
-    written = f"; {others} were written by something else" if others else ""
-    raise UncommittedError(
-        f"there is no committed checkpoint in {folder}{written}. Begin anew, or name one that was committed."
-    )
-
-
-def _names(folder: Path, named: str) -> dict[Path, int]:
-    """Return the paths with such a name, and their numbers."""
-    numbers = {path: path.name.removeprefix(named) for path in entries(folder) if path.name.startswith(named)}
-    there = {path: int(number) for path, number in numbers.items() if number.isdecimal()}
-    return dict(sorted(there.items(), key=lambda one: one[1]))
 
 
 def _part(place: Path, rank: int) -> Path:

@@ -153,9 +153,7 @@ def newest(folder: Path, excluded: Set[Path]) -> Path | None:
     found: dict[Path, int] = {}
     damaged: list[Found] = []
     for entry in entries(folder):
-        path = entry
-        if path.name.endswith(REPLACED):
-            path = path.with_name(path.name.removeprefix(".").removesuffix(REPLACED))
+        path = given_name(entry)
         if path.name.startswith(".") or (one := find(path)) is None or one.path in excluded:
             continue
         if one.damage is not None:
@@ -220,7 +218,10 @@ def _highest(folder: Path) -> int:
             highest = max(highest, _order(path))
         except ABSENT:
             unread += _has_manifest(path)
-        except (PermissionError, ValueError, TypeError, LaterVersionError):
+        except PermissionError as error:
+            logger.warning("%s: loads from %s fail until this can be read, or is elsewhere", error, folder)
+            unread += 1
+        except (ValueError, TypeError, LaterVersionError):
             unread += 1
     # Those that cannot be read now have had orders, too, and may be restored.
     return highest + unread
@@ -354,6 +355,13 @@ def is_committed(path: Path) -> bool:
         return bool(_marker(path))
     except (*ABSENT, ValueError, TypeError):
         return False
+
+
+def given_name(path: Path) -> Path:
+    """Return the name that a checkpoint was given, also while another one takes its place."""
+    if not path.name.endswith(REPLACED):
+        return path
+    return path.with_name(path.name.removeprefix(".").removesuffix(REPLACED))
 
 
 def replaced_name(path: Path) -> Path:

@@ -17,6 +17,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from muster.checkpoint.damage import Damage
 from muster.checkpoint.directory import sync, sync_file, write_synced
 from muster.checkpoint.manifest import Manifest
+from muster.checkpoint.version import LaterVersionError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.commit.cleanup import sweep
@@ -201,7 +202,7 @@ class EngineSaves:
                 raise RuntimeError(f"{path} cannot be loaded: rank {other} failed: {why}")
             found = found or theirs
         if found is not None and rank == 0:
-            with suppress(ReplacedError):  # Whatever it is now, it is not loaded.
+            with suppress(ReplacedError, LaterVersionError):  # Whatever it is now, it is not loaded.
                 mark_damaged(path, marker, found)
         return found
 

@@ -42,6 +42,7 @@ def choose(folder: Path, tag: object, damaged: Mapping[Path, Damage]) -> Choice:
             if found is not None and (damage := found.damage or damaged.get(found.path)) is not None:
                 return Choice(None, corrupt(found.path, damage))
             return Choice(str(tag))
+        found = None
         if (named := _named(folder)) is not None:
             found = find(folder / named)
             if found is not None and found.damage is None and found.path not in damaged:
@@ -57,6 +58,8 @@ def choose(folder: Path, tag: object, damaged: Mapping[Path, Damage]) -> Choice:
         return Choice(None, corrupt(*list(damaged.items())[-1]))
     if named is None:
         return Choice(None)
+    if found is not None and found.damage is not None:  # A tag in a folder of its own, which has no other.
+        return Choice(None, corrupt(found.path, found.damage))
     _, now = find_tag(folder / named)
     return Choice(named) if isinstance(now, Marker) else Choice(None, now)
 

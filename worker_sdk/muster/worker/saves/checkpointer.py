@@ -491,10 +491,9 @@ class Checkpointer:
         self, state_dict: dict[str, Any], planner: LoadPlanner | None
     ) -> Callable[[VerifyingReader], None]:
         def load(reader: VerifyingReader) -> None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-                load_state(
-                    state_dict, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized()
-                )
+            # For good: restoring the filters would undo what another thread has set meanwhile.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            no_dist = not dist.is_initialized()
+            load_state(state_dict, storage_reader=reader, planner=planner, no_dist=no_dist)
 
         return load

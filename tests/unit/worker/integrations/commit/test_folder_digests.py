@@ -131,7 +131,7 @@ def test_a_rank_that_dies_while_it_digests_is_named(job: Job, monkeypatch: pytes
 
     def dying(folder: Path, rank: int, world_size: int) -> None:
         if rank == 1:
-            job.table.lose(1)
+            job.group.lose(1)
             raise SystemExit
         record(folder, rank, world_size)
 
@@ -245,8 +245,8 @@ def test_each_rank_syncs_before_it_votes(job: Job, monkeypatch: pytest.MonkeyPat
         number = handle if isinstance(handle, int) else handle.fileno()
         synced.setdefault(threading.get_ident(), set()).add(os.fstat(number).st_ino)
 
-    def save(saves: FolderSaves, seat: Any) -> int:
-        saves.save(seat, job.folder / "step-1", partial(job.write, seat.rank, 1))
+    def save(saves: FolderSaves, member: Any) -> int:
+        saves.save(member, job.folder / "step-1", partial(job.write, member.rank, 1))
         return threading.get_ident()
 
     monkeypatch.setattr(os, "fsync", recording)

@@ -117,14 +117,14 @@ def test_rank_0_alone_cannot_say_that_there_is_none(tmp_path: Path):
     path = checkpoint_in(tmp_path)
     job = Job(tmp_path)
     heard = job.each(
-        lambda saves, seat: saves.choose_any(
-            seat, tmp_path, lambda _: None, look=lambda _: newest(tmp_path, "step-")
+        lambda saves, member: saves.choose_any(
+            member, tmp_path, lambda _: None, look=lambda _: newest(tmp_path, "step-")
         )
     )
     assert isinstance(heard[0], BarrierAbortedError)
     assert f"rank 0 finds no checkpoint, and rank 1 finds {path}" in str(heard[1])
     assert (
-        job.each(lambda saves, seat: saves.choose_any(seat, tmp_path, lambda _: None, look=lambda _: None))
+        job.each(lambda saves, member: saves.choose_any(member, tmp_path, lambda _: None, look=lambda _: None))
         == [None] * RANKS
     )
 
@@ -199,19 +199,19 @@ AWAY = OutcomeUnknownError("the coordinator is away", "save", 0, Outcome.UNKNOWN
 @pytest.mark.parametrize("barrier", [0, 1])
 def test_choice_after_one_whose_end_is_unknown_goes_on_or_says_what_to_do(job: Job, barrier: int):
     job.save(1)
-    seat = job.ranks[1][1]
-    seat.raises = {seat.sequence + barrier: [AWAY]}
+    member = job.ranks[1][1]
+    member.raises = {member.sequence + barrier: [AWAY]}
 
-    def choose(saves: FolderSaves, seat: Any) -> Path:
+    def choose(saves: FolderSaves, member: Any) -> Path:
         find = partial(newest, job.folder, "step-")
-        if seat.rank == 1:
+        if member.rank == 1:
             with pytest.raises(OutcomeUnknownError):
-                saves.choose(seat, job.folder, find)
+                saves.choose(member, job.folder, find)
         try:
-            return saves.choose(seat, job.folder, find)
+            return saves.choose(member, job.folder, find)
         finally:
-            if seat.rank == 1 and barrier:
-                job.table.lose(1)
+            if member.rank == 1 and barrier:
+                job.group.lose(1)
 
     heard = job.each(choose)
     if barrier:

@@ -234,7 +234,7 @@ def test_failed_load_of_one_rank_fails_all_ranks(job: LocalJob):
         return one.resume(into)
 
     heard = job.all(load)
-    assert [type(one) for one in heard] == [BarrierAbortedError, RuntimeError, BarrierAbortedError]
+    assert [type(one) for one in heard] == [BarrierAbortedError, RuntimeError, BarrierAbortedError], heard
     assert job.resume() == [1] * 3, "the ranks are in step"
 
 

@@ -123,10 +123,12 @@ def test_rank_0_alone_cannot_say_that_there_is_none(tmp_path: Path):
     )
     assert isinstance(heard[0], BarrierAbortedError)
     assert f"rank 0 finds no checkpoint, and rank 1 finds {path}" in str(heard[1])
-    assert (
-        job.each(lambda saves, member: saves.choose_any(member, tmp_path, lambda _: None, look=lambda _: None))
-        == [None] * RANKS
-    )
+
+    def look(_: object) -> None:
+        return None
+
+    found = job.each(lambda saves, member: saves.choose_any(member, tmp_path, look, look=look))
+    assert found == [None] * RANKS
 
 
 def saved_by_rank_0(barrier: ScriptedBarrier, folder: Path, others: Callable[[Path], None]) -> Future[None]:

@@ -24,7 +24,7 @@ def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None
 
     Args:
         folder: where checkpoints have their names; all ranks share it.
-        find: returns the newest checkpoint of the folder that is none of those given to it.
+        find: returns the newest checkpoint of the folder, without those given to it.
         barrier: of all ranks; default: one of group ``checkpoint/latest``, taken from the environment.
 
     Returns:

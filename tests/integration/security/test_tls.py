@@ -152,7 +152,7 @@ def test_the_servers_authority_is_unknown(
     environ: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    environ.setattr(outage, "FIRST_REMINDER", 0.01)
+    environ.setattr(outage_log, "FIRST_REMINDER", 0.01)
     present(environ, stranger.ca, authority.issue("client", "node-0"))
     sentence = "certificate is not of an authority in MUSTER_TLS_CA"
     assert_turned_away(mutual.endpoint, sentence)

@@ -22,7 +22,7 @@ from lab.processes.coordinator import Coordinator
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier
-from muster.worker.transport import channel, outage
+from muster.worker.transport import channel, outage_log
 
 READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
 

@@ -34,8 +34,24 @@ def test_receiver_gets_the_spans_of_a_start_and_a_barrier(tmp_path: Path):
     assert service == "muster-coordinator"
     assert span.trace_id == barrier_trace("job1", "checkpoint", 0).to_bytes(16, "big")
     assert attributes(span)["muster.run"] == "job1"
-    assert [event.name for event in span.events] == ["last arrival", "decided"]
+    assert [event.name for event in span.events] == ["last arrival", "decided", "committed"]
     assert span.start_time_unix_nano <= span.events[0].time_unix_nano <= span.end_time_unix_nano
+    decided, committed = (event.time_unix_nano for event in span.events[1:])
+    assert decided <= committed <= span.end_time_unix_nano
+
+
+def test_restart_is_a_start_span_with_a_higher_epoch(tmp_path: Path):
+    with receiver() as received:
+        environment = {**os.environ, ENDPOINT: received.endpoint}
+        with Coordinator(tmp_path, environment=environment) as coordinator:
+            received.await_spans(lambda found: len(found) == 1)
+            coordinator.kill()
+            coordinator.start()
+            spans = [span for _, span in received.await_spans(lambda found: len(found) == 2)]
+    assert [span.name for span in spans] == ["start", "start"]
+    first, second = (int(str(attributes(span)["muster.epoch"])) for span in spans)
+    assert second > first
+    assert spans[0].trace_id != spans[1].trace_id
 
 
 @pytest.mark.parametrize("blocks", [True, False])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator, free_port
 from lab.processes.slurm import ROOT, Slurm
+from tests.support.jobs.slurm_job import TRAINS_ON
 
 SCRIPTS = ROOT / "deploy" / "slurm"
 PROGRAM = ROOT / "tests" / "support" / "jobs" / "slurm_job.py"
@@ -144,8 +146,27 @@ def test_job_at_its_time_limit_is_requeued_and_goes_on(slurm: Slurm, shared: Coo
     limited.finish()
     assert "Error" not in limited.story()  # the relays'
     runs = json.loads(muster(shared.endpoint, "get", "runs", "--output=json").stdout)["runs"]
+    (run,) = [run for run in runs if run["run_id"] == f"{limited.id}_3"]
     # Slurm's restart is the run's next generation.
-    assert [run["generation"] for run in runs if run["run_id"] == f"{limited.id}_3"] == ["1"]
+    assert run["generation"] == "1"
+    deadline, asked_at = (datetime.fromisoformat(run["save"][name]) for name in ("deadline", "asked_at"))
+    assert (deadline - asked_at).total_seconds() == pytest.approx(PATIENCE, abs=0.1)
+
+
+def test_requeued_job_saves_and_trains_on_in_its_next_life(slurm: Slurm, shared: Coordinator, tmp_path: Path):
+    job = Job(slurm, tmp_path, "torchrun.sbatch", MUSTER_ENDPOINT=shared.endpoint)
+    job.began(0)
+    slurm.call("scontrol", "requeue", str(job.id))
+    job.requeued()
+    resumed_at = job.began(1)
+    stopped_at = job.saved()
+    assert resumed_at == [stopped_at] * RANKS
+    # A job that obeyed the old request to stop would save and stop again within three steps.
+    later = stopped_at + TRAINS_ON
+    until(lambda: all(later in told_by(tmp_path, rank, "trained") for rank in range(RANKS)), job.story)
+    job.finish()
+    assert job.state["Restarts"] == "1"
+    assert [told_by(tmp_path, rank, "saved") for rank in range(RANKS)] == [[stopped_at]] * RANKS
 
 
 def test_job_goes_on_without_a_drained_node_and_not_after_scancel(slurm: Slurm, tmp_path: Path):

@@ -1,7 +1,7 @@
 """A rank of a small job that Slurm may end at any time, under torchrun or under ``srun`` alone: ``FOLDER``.
 
 It trains until it is told to stop, or the file ``finish`` is in its folder. Each rank leaves a line in the
-file ``rank-N`` for what it did: ``began STEP``, ``saved STEP``, ``finished STEP``.
+file ``rank-N`` for what it did: ``began STEP``, ``trained STEP``, ``saved STEP``, ``finished STEP``.
 """
 
 import os
@@ -17,6 +17,8 @@ from muster.worker import Checkpointer, SavePoint
 
 STEP_SECONDS = 0.1
 NUMBERS = 1000
+TRAINS_ON = 10
+"""Steps after its begin at which a rank says that it trains on: a request to stop would end it sooner."""
 STOPPED = 75
 """Exit code of a rank that is to be started again; torchrun's agents end with it by themselves."""
 
@@ -35,6 +37,7 @@ def train(folder: Path) -> bool:
     assert state["weights"][0] == step * dist.get_world_size(), (state["weights"][0], step)
     with SavePoint(signals=[signal.SIGTERM]) as point:
         say(folder, "began", step)
+        trains_on = step + TRAINS_ON
         while not point.stop and not finishes(folder):
             step += 1
             gradient = torch.ones(NUMBERS)
@@ -46,6 +49,8 @@ def train(folder: Path) -> bool:
                 checkpointer.finalize(blocking=True)
                 say(folder, "saved", step)
                 point.done()
+            if step == trains_on:
+                say(folder, "trained", step)
         if not point.stop:
             say(folder, "finished", step)
     checkpointer.close()

@@ -28,7 +28,7 @@ CODE = [
 CODE = [name for name in CODE if name.endswith(".py") or (ROOT / name).is_dir()]
 
 NOT_YET_CLEAN: dict[str, int] = {
-    "tests/support": 6,
+    "tests/support": 5,
     "tests/unit": 18,
 }
 """How many flagged sentences a page or folder still has. Lower the number when you rewrite some."""

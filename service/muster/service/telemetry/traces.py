@@ -32,6 +32,7 @@ class Traces:
         self._spans = spans
         self._now = now
         self._budget = TraceBudget()
+        self._committed_at: float | None = None
 
     def decided(self, decision: Decision) -> None:
         """Make the span of a barrier: from its first arrival until its decision is durable and sent."""
@@ -48,7 +49,11 @@ class Traces:
             "muster.arrived": decision.arrived,
             "muster.required": decision.required,
         }
+        # The wall clock may have been set back since.
+        end = max(self._now(), decision.decided_at)
         events = [("decided", decision.decided_at)]
+        if self._committed_at is not None:
+            events.append(("committed", min(max(self._committed_at, decision.decided_at), end)))
         if decision.last_arrival_rank is not None:
             attributes["muster.last_arrival_rank"] = decision.last_arrival_rank
             events.insert(0, ("last arrival", start + decision.skew))
@@ -59,8 +64,7 @@ class Traces:
                 parent=None,
                 name="barrier",
                 start=start,
-                # The wall clock may have been set back since.
-                end=max(self._now(), decision.decided_at),
+                end=end,
                 attributes=attributes,
                 events=tuple(events),
                 failure="" if decision.outcome is Outcome.RELEASED else decision.message,
@@ -116,4 +120,8 @@ class Traces:
         """Make no span."""
 
     def committed(self, seconds: float) -> None:
-        """Make no span: a commit may hold records of several barriers."""
+        """Note the time: the decisions that follow are durable from now on.
+
+        The driver calls this directly before it reports the decisions of a commit.
+        """
+        self._committed_at = self._now()

@@ -304,6 +304,24 @@ def test_requested_save_is_shown_until_all_ranks_are_done(metrics: Metrics):
     assert [value(metrics, name, run=RUN) for name in names] == [None, 9, 7]
 
 
+def test_time_until_the_deadline_of_a_requested_save_is_shown_until_it_is_done(metrics: Metrics):
+    world = World(1)
+    watch(metrics, world)
+    (zero,) = world.ranks(prefix=PREFIX)
+    name = "muster_run_save_left_seconds"
+    world.do(RequestSave(world.new_session(), RUN, False, "ann", ""))
+    assert value(metrics, name, run=RUN) is None, "it has no deadline"
+    world.do(RequestSave(world.new_session(), RUN, False, "ann", "", deadline=60.0))
+    assert value(metrics, name, run=RUN) == pytest.approx(60)
+    world.now += 45.0
+    assert value(metrics, name, run=RUN) == pytest.approx(15)
+    world.now += 20.0
+    zero.arrive(PREFIX, payload=b"agree 9 1 0")
+    assert value(metrics, name, run=RUN) == pytest.approx(-5)
+    zero.arrive(PREFIX, payload=b"done 9 1 0")
+    assert value(metrics, name, run=RUN) is None
+
+
 CHECKPOINT = {
     name: f"muster_checkpoint_{name}"
     for name in (

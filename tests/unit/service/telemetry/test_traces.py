@@ -12,7 +12,7 @@ from muster.client.trace_ids import barrier_trace, round_trace, trace_text
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.records import RoundRecord
 from muster.service.telemetry.metrics import Metrics
-from muster.service.telemetry.trace_budget import MAX_RELEASED_PER_SECOND
+from muster.service.telemetry.trace_budget import MAX_RELEASED_PER_GROUP, MAX_RELEASED_PER_SECOND, TraceBudget
 from muster.service.telemetry.traces import Traces
 
 
@@ -56,6 +56,34 @@ def test_span_does_not_end_before_it_starts_when_the_clock_is_set_back(spans: Ke
     assert made(spans, decision, delivered_after=-3600).end == decision.decided_at
 
 
+@pytest.mark.parametrize(
+    ("commit", "delivery", "shown"),
+    [
+        (0.2, 0.5, 0.2),
+        # The wall clock was set back before the commit, after it, or before it and forward again.
+        (-3600.0, -3599.0, 0.0),
+        (0.2, -3600.0, 0.0),
+        (-3600.0, 0.5, 0.0),
+        # It was set forward before the commit, and back after it.
+        (3600.0, 0.5, 0.5),
+    ],
+)
+def test_commit_is_between_decision_and_end_of_the_span(
+    spans: KeptSpans, commit: float, delivery: float, shown: float
+):
+    decision = records.decision(outcome=Outcome.RELEASED, wait=4.0, last_arrival_rank=None)
+    times = iter([decision.decided_at + commit, decision.decided_at + delivery])
+    traces = Traces(spans, lambda: next(times))
+    traces.committed(0.1)
+    traces.decided(decision)
+    (span,) = spans.spans
+    assert span.events == (
+        ("decided", decision.decided_at),
+        ("committed", decision.decided_at + shown),
+    )
+    assert span.end >= span.events[1][1]
+
+
 def test_round_is_one_span_from_first_join_to_completion(spans: KeptSpans):
     Traces(spans, lambda: 0.0).round_completed(RoundRecord("job1", 3, 8, 1000.0, 2.5))
     (span,) = spans.spans
@@ -79,7 +107,8 @@ def test_released_barriers_beyond_the_budget_of_a_second_are_not_traced(spans: K
     metrics.link_traces()
     for at in (1000.0, 1000.9, 1001.0):
         for number in range(MAX_RELEASED_PER_SECOND):
-            one = replace(records.decision(outcome=Outcome.RELEASED), decided_at=at, sequence=number)
+            decision = records.decision(outcome=Outcome.RELEASED)
+            one = replace(decision, run_id=f"job{number}", decided_at=at)
             traces.decided(one)
             metrics.decided(one)
     assert len(spans.spans) == 2 * MAX_RELEASED_PER_SECOND
@@ -87,6 +116,17 @@ def test_released_barriers_beyond_the_budget_of_a_second_are_not_traced(spans: K
     for one in failed:
         traces.decided(one)
     assert len(spans.spans) == 2 * MAX_RELEASED_PER_SECOND + 100
+
+
+def test_flood_of_one_group_does_not_hide_the_barrier_of_another():
+    budget = TraceBudget()
+    flood = records.decision(outcome=Outcome.RELEASED)
+    others = replace(flood, run_id="job2"), replace(flood, prefix="eval")
+    admitted = [budget.admits(replace(flood, sequence=number)) for number in range(1000)]
+    assert admitted == [True] * MAX_RELEASED_PER_GROUP + [False] * (1000 - MAX_RELEASED_PER_GROUP)
+    assert [budget.admits(other) for other in others] == [True, True]
+    # The next second is new to all groups.
+    assert budget.admits(replace(flood, decided_at=flood.decided_at + 1))
 
 
 def exemplars(metrics: Metrics) -> set[str]:

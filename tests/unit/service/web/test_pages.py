@@ -33,6 +33,8 @@ from muster.service.core.vocabulary.model import (
     NodeStanding,
     Outcome,
     RendezvousSettings,
+    Save,
+    SaveState,
     SlowestWrite,
 )
 from muster.service.core.vocabulary.records import RoundRecord
@@ -114,6 +116,17 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
         last_arrival_rank=None,
     )
     closed = Closed(next(words), next(words), 1e9)
+    save = Save(
+        number=1,
+        state=SaveState.ASKED,
+        stop=True,
+        by=next(words),
+        reason=next(words),
+        asked_at=1e9 - 33.0,
+        since=0,
+        deadline=1e9 + 87.0,
+        late=next(words),
+    )
     run = views.RunView(
         run_id=run_id,
         generation=1,
@@ -130,7 +143,7 @@ def a_look(words: Iterator[str], lines: int) -> tuple[Overview, RunData]:
         closed=closed,
         stopped=None,
         steps=views.StepsView(highest=7, lowest=5, lowest_rank=1, moved_at=1.0),
-        save=None,
+        save=save,
         checkpoints=views.CheckpointsView(
             history=CheckpointHistory(
                 newest=Checkpoint(7, 1e9, 2**30, SlowestWrite(3, next(words), 12.5), prefix, 5),

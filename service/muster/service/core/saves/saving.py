@@ -15,7 +15,7 @@ from muster.service.core.elapsed import RECONNECT_GRACE
 from muster.service.core.membership.process import audience
 from muster.service.core.membership.roster import Roster
 from muster.service.core.saves.deadlines import Due, due_at, due_in, earlier, replaces
-from muster.service.core.saves.late_ranks import LateRanks, late_ranks, probe_targets
+from muster.service.core.saves.late_ranks import late_ranks, probe_targets
 from muster.service.core.saves.notices import (
     key_of,
     moved,
@@ -355,7 +355,7 @@ class Saving:
         group = self._groups.get(PREFIX)
         if now.monotonic >= reports_at:
             if not self._roster.deserted:
-                self._report_late(save, late_ranks(group, self._roster, now.monotonic), effects)
+                self._report_late(save, group, now, effects)
             return
         if now.monotonic >= reports_at - PROBE_LEAD and not self._probed:
             self._probed = True
@@ -363,11 +363,15 @@ class Saving:
             effects.probes.append(ProbeRequest(self.run_id, targets, reports_at - now.monotonic))
         self._timers.arm(self, reports_at if self._probed else reports_at - PROBE_LEAD)
 
-    def _report_late(self, save: Save, ranks: LateRanks, effects: Effects) -> None:
+    def _report_late(self, save: Save, group: Group | None, now: Instant, effects: Effects) -> None:
+        ranks = late_ranks(group, self._roster, now.monotonic)
         agreed = save.state is SaveState.AGREED
         late = cut(report.late_save(ranks.named, ranks.total, agreed=agreed), MAX_LATE_BYTES)
         self._keep(replace(save, late=late), effects)
-        self._note("late", f"was not done at its deadline: {late}", effects)
+        # Without an open barrier, no rank is missing from one, and all ranks are late.
+        open_barrier = group is not None and group.open is not None
+        stacks = report.command(f"stack --missing {PREFIX}" if open_barrier else "stack", self.run_id)
+        self._note("late", f"was not done at its deadline: {late}; next: {stacks}", effects)
 
     @property
     def _reports_at(self) -> float | None:

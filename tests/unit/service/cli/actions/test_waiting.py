@@ -105,6 +105,19 @@ def test_withdrawn_run_does_not_hide_that_another_one_timed_out(runs: Runs):
     assert codes[0] == codes[1]
 
 
+@pytest.mark.parametrize(("interval", "lines"), [(0.0, 3), (3600.0, 1)])
+def test_line_of_an_unchanged_save_is_shown_again_after_the_interval(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, interval: float, lines: int
+):
+    monkeypatch.setattr(module, "COUNTDOWN_INTERVAL", interval)
+    looks = iter([ASKED, ASKED, ASKED, DONE])
+    runs.looks = {"job1": lambda: next(looks)}
+    result = invoke("save", "job1", "--wait=60", f"--endpoint={runs.endpoint}")
+    assert result.exit_code == 0, result.stderr
+    shown = "run job1: save 1: asked for; the ranks have not agreed on a step"
+    assert result.stderr.splitlines() == [shown] * lines
+
+
 def test_deadline_below_a_millisecond_is_not_dropped(runs: Runs):
     seen: list[int] = []
 

@@ -1,3 +1,9 @@
+from types import SimpleNamespace
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from muster.service.cli.views import describe
 from muster.service.cli.views.describe import barrier_text, member_text, run_text
 from muster.v1 import common_pb2, rendezvous_pb2, run_pb2
 from tests.unit.service.cli import samples
@@ -111,6 +117,30 @@ def test_run_shows_its_failed_saves_and_their_reasons():
         "  FAILED AT              STEP   BARRIER   REASON\n"
         "  2026-09-21T14:13:20Z   1100   save#10   was aborted: rank 3 failed: disk\\x1b[2J full\n"
     ) in text
+
+
+def test_run_shows_the_deadline_of_a_requested_save_and_the_late_ranks(monkeypatch: pytest.MonkeyPatch):
+    now = samples.DECIDED_AT
+    monkeypatch.setattr(describe, "time", SimpleNamespace(time=lambda: float(now)))
+    save = run_pb2.Save(
+        number=5,
+        state=run_pb2.SAVE_STATE_ASKED,
+        by="ann@desk",
+        asked_at=Timestamp(seconds=now - 33),
+        deadline=Timestamp(seconds=now + 87),
+    )
+    text = run_text(samples.run(save=save), NOBODY, [], [])
+    assert "  Deadline:  2026-09-21T14:14:47Z (87 s left)" in text
+    assert "Late" not in text
+    save.deadline.FromSeconds(now - 4)
+    save.late = "rank that had not agreed on a step: rank 6 (pod\x1b[2J)"
+    text = run_text(samples.run(save=save), NOBODY, [], [])
+    assert "  Deadline:  2026-09-21T14:13:16Z (its deadline passed 4 s ago)\n" in text
+    assert "  Late:      rank that had not agreed on a step: rank 6 (pod\\x1b[2J)" in text
+    save.ended_at.FromSeconds(now - 1)
+    assert "  Deadline:  2026-09-21T14:13:16Z\n" in run_text(samples.run(save=save), NOBODY, [], [])
+    save.ClearField("deadline")
+    assert "Deadline" not in run_text(samples.run(save=save), NOBODY, [], [])
 
 
 def test_a_rank_with_two_processes_is_named_once_in_a_run():

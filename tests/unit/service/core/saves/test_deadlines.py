@@ -104,6 +104,7 @@ def test_ranks_that_have_not_answered_are_named_at_the_deadline(world: World):
     assert "rank 0" not in save.late
     (message,) = late_notices(world)
     assert message.startswith("save 1 of run job1 was not done at its deadline: rank that had not agreed")
+    assert message.endswith("; next: muster stack --missing muster/save job1")
 
 
 def test_ranks_that_have_not_saved_are_named_at_the_deadline(world: World):
@@ -124,6 +125,8 @@ def test_all_ranks_are_named_where_none_has_a_save_point(world: World):
     world.wait(60.0)
     assert "rank 0 (" in newest(world).late
     assert "rank 1 (" in newest(world).late
+    (message,) = late_notices(world)
+    assert message.endswith("; next: muster stack job1")
 
 
 def test_late_ranks_are_probed_first_and_named_with_what_they_do(world: World):

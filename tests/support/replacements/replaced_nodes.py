@@ -19,19 +19,17 @@ from muster.service.cli.client.coordinator_client import CallError
 from muster.service.cli.failure import Exit
 from muster.service.core import views
 from muster.service.core.vocabulary.effects import Evicted, Message, Refused, SaveRequested
-from muster.service.core.vocabulary.events import Event, EvictNode, JoinRendezvous, RequestSave
+from muster.service.core.vocabulary.events import DrainNode, Event, EvictNode, RequestSave
 from muster.service.core.vocabulary.model import Decision, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
-from muster.service.rpc import codec
 from muster.service.wire import nodes_to_pb, rendezvous_to_pb, run_to_pb, save_to_pb
 from muster.v1 import rendezvous_pb2, run_pb2
 from muster.worker.errors import RefusedError
-from muster.worker.node.dialogue import JoinDialogue, NodeConfig
-from muster.worker.node.membership import HEAD_START
 from muster.worker.savepoint.agreement import Next
+from tests.support.replacements.sdk_agent import SdkAgent
 from tests.support.world.core_disk import Crash
 from tests.support.world.core_world import RUN
-from tests.support.world.rendezvous_world import Agent, RendezvousWorld, nodes
+from tests.support.world.rendezvous_world import RendezvousWorld, nodes
 from tests.support.world.trainers import Trainer
 
 T = TypeVar("T")
@@ -52,58 +50,6 @@ CHECKPOINT = "checkpoint"
 def after(chain: str, step: int) -> str:
     """Return the state after a step that was trained from ``chain``."""
     return hashlib.sha256(f"{chain} {step}".encode()).hexdigest()[:16]
-
-
-class SdkAgent(Agent):
-    """An agent that says and hears what the SDK's dialogue does."""
-
-    world: "ReplaceWorld"
-
-    def __init__(self, world: "ReplaceWorld", address: str) -> None:
-        settings = world.settings
-        self.dialogue = JoinDialogue(
-            NodeConfig(
-                endpoint="there:1",
-                run_id=RUN,
-                address=address,
-                min_nodes=settings.min_nodes,
-                max_nodes=settings.max_nodes,
-                join_timeout=settings.join_timeout,
-                last_call_timeout=settings.last_call_timeout,
-                keep_alive_timeout=settings.keep_alive_timeout,
-                connect_timeout=settings.join_timeout,
-                call_timeout=5.0,
-            )
-        )
-        super().__init__(world, address, settings, RUN, self.dialogue.node.incarnation)
-
-    def join(self, *, seen: bool = True) -> None:
-        self.dialogue.join()
-        super().join(seen=seen)
-
-    def ask(self, **changed: object) -> JoinRendezvous:
-        assert self.session is not None
-        return codec.join_rendezvous(self.session, self.dialogue.request(self.world.now))
-
-    def hear(self, session: int, message: Message) -> None:
-        if session == self.session and not isinstance(message, Refused):
-            self.dialogue.hear(codec.join_response(message), self.world.now)
-        super().hear(session, message)
-
-    def _hear_end(self, session: int, refused: Refused) -> None:
-        reason = refused.refusal.reason.name
-        if session == self.session and not self.dialogue.is_transient(reason):
-            self.dialogue.refused(RefusedError(refused.refusal.message, reason), self.world.now)
-        super()._hear_end(session, refused)
-        self.incarnation = self.dialogue.node.incarnation
-
-    @property
-    def nodes_waiting(self) -> int:
-        """What the SDK's membership tells torch's agent."""
-        dialogue = self.dialogue
-        if dialogue.evicted_at is not None:
-            return int(self.world.now >= dialogue.evicted_at + HEAD_START)
-        return max(dialogue.waiting, int(dialogue.fenced))
 
 
 class Rank(Trainer):
@@ -154,6 +100,11 @@ class Rank(Trainer):
         self._hear_commit()
         if not self.over and not self.blocked and self.world.may_train(self):
             self.train()
+
+    def attend(self) -> None:
+        self.look()
+        if not self.over:  # What it has heard may have been the end of training.
+            super().attend()
 
     def train(self) -> None:
         self.look()
@@ -289,6 +240,9 @@ class ReplaceWorld(RendezvousWorld):
         self.again = 0
         """Steps that a generation had trained, and that its successor must train again."""
         self.evictions = 0
+        self.drained = False
+        """Whether a notice has asked the run to stop. Then the scheduler starts all its machines again."""
+        self.notices = 0
         self.unsure = False
         """Whether commands are doubled and answers lost."""
         self._ranks: dict[int, dict[int, Rank]] = {}
@@ -337,7 +291,7 @@ class ReplaceWorld(RendezvousWorld):
                 machine.live()
             run = self.coordinator.runs[RUN]
             assert run.closed is None
-            assert run.stopping.stopped is None, "nobody has asked to stop"
+            assert run.stopping.stopped is None or self.drained, "nobody has asked to stop"
 
     def train_on(self) -> None:
         """Wait until the job trains on."""
@@ -404,6 +358,28 @@ class ReplaceWorld(RendezvousWorld):
         """A rank trains a step from its state."""
         assert self.trained_from.setdefault(step, one.chain) == one.chain, f"step {step} of two states"
         self.steps = max(self.steps, step)
+
+    # ------------------------------------------------------------------ notices
+
+    def notice(self, machines: list[Machine], *, stop: bool) -> None:
+        """The watchers of these machines tell of a notice, and repeat it, as they do.
+
+        Args:
+            machines: those that are about to be lost.
+            stop: whether the runs on them must stop.
+        """
+        self.drained = self.drained or stop
+        self.notices += 1
+        for _ in range(self.chance.choice([1, 2])):
+            for machine in machines:
+                if self.unsure and self.chance.random() < 0.1:
+                    self.crash_next = self.chance.choice(list(Crash))
+                name, notice = machine.agent.address, f"notice {self.notices}"
+                drain = DrainNode(
+                    self.new_session(), name, (RUN,), stop, f"watcher@{name}", "spot", notice=notice
+                )
+                self.do(drain)
+                self.crash_next = None  # One that changes nothing has nothing to be killed at.
 
     # ------------------------------------------------------------------ replacements
 

@@ -1,4 +1,9 @@
-"""Nodes of a job are replaced and killed at random: it trains on, and no step from two different states."""
+"""Nodes of a job are replaced, killed and drained at random.
+
+The job trains on, or starts again after a stop, and no step is trained from two different states.
+"""
+
+from functools import partial
 
 import pytest
 
@@ -32,6 +37,41 @@ def test_job_outlives_kills_and_replacements_of_its_nodes(
     for _ in range(10 * EVENTS if thorough else EVENTS):
         happen(world, monkeypatch)
         world.train_on()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_job_outlives_notices_for_some_or_all_of_its_nodes_at_any_moment(seed: int, thorough: bool):
+    world = ReplaceWorld(seed, size=2 + seed % 3)
+    world.unsure = True
+    world.train_on()
+    for _ in range(10 * EVENTS if thorough else EVENTS):
+        announce(world)
+        world.train_on()
+    assert world.notices > EVENTS / 2
+    assert any(machine.ended == "RUN_STOPPED" for machine in world.machines)
+
+
+def announce(world: ReplaceWorld) -> None:
+    """Let notices come, for a node or for all, in the midst of saves, kills, rounds and failovers."""
+    chance = world.chance
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        world.later(chance.uniform(0.0, 3.0), partial(notice, world, stop=chance.random() < 0.3))
+    kind = chance.choice(["nothing", "kill", "crash", "away"])
+    if kind == "crash":
+        world.later(chance.uniform(0.0, 3.0), world.crash)
+    machines = world.in_round()
+    if machines and kind == "kill":
+        world.later(chance.uniform(0.0, 3.0), partial(world.kill, chance.choice(machines)))
+    if machines and kind == "away":
+        victim = chance.choice(machines)
+        world.later(chance.uniform(0.0, 1.0), partial(victim.be_away, chance.uniform(0.5, 4.0)))
+    world.pass_time(4.0)
+
+
+def notice(world: ReplaceWorld, *, stop: bool) -> None:
+    machines = world.in_round()
+    if machines:
+        world.notice(machines if world.chance.random() < 0.4 else [world.chance.choice(machines)], stop=stop)
 
 
 def happen(world: ReplaceWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,10 +54,17 @@ OPTIONS = (
 )
 """Options of pytest."""
 
+FRAMEWORKS = tuple(
+    f"tests/unit/worker/integrations/{name}"
+    for name in (
+        *("deepspeed", "lightning"),
+        *("test_accelerate.py", "test_orbax.py", "test_torchtitan.py", "test_transformers.py"),
+    )
+)
+"""The SDK's tests that need a framework. The other tests of adapters need torch alone."""
 SDK_TESTS = (
     *("tests/unit/checkpoint", "tests/unit/worker"),
-    # They need the frameworks.
-    "--ignore=tests/unit/worker/integrations",
+    *(f"--ignore={tests}" for tests in FRAMEWORKS),
     "--deselect=tests/integration/sdk/test_import.py::test_what_needs_no_torch",
     *(
         f"tests/integration/{name}.py"

@@ -8,7 +8,6 @@ ranks again, and all go on from the same step. Start it on every node with
 """
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, agreed_latest
+from muster.worker.integrations.commit.numbered import rotate
 
 SAVE_EVERY = 50
 KEEP = 2
@@ -53,10 +53,11 @@ class Job:
 
     def save(self) -> None:
         """Save, all ranks or none, and keep the last checkpoints."""
-        dcp.save(self._state(), storage_writer=CommittedWriter(self.folder / f"step-{self.step}"))
+        path = self.folder / f"step-{self.step}"
+        dcp.save(self._state(), storage_writer=CommittedWriter(path))
         if dist.get_rank() == 0:
-            for old in sorted(self.folder.glob("step-*"), key=lambda path: path.stat().st_mtime)[:-KEEP]:
-                shutil.rmtree(old)
+            # In the order of commits: damaged ones do not count, and those that people have marked stay.
+            rotate(self.folder, "step-", KEEP, {path})
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""

@@ -25,6 +25,7 @@ from muster.checkpoint.directory import (
 )
 from muster.checkpoint.retry import is_file, retrying
 from muster.checkpoint.source import home, source_of
+from muster.checkpoint.storage_options import storage_options
 from muster.checkpoint.stored import MARKS, Inventory, NotCommittedError, StoredCheckpoint, content_size
 
 logger = logging.getLogger(__name__)
@@ -39,14 +40,15 @@ _NAMES = (*UNCOMMITTED, STEP)
 """So is a folder whose name begins with one of these."""
 
 
-def inventory_of(place: str) -> Inventory:
+def inventory_of(place: str, options: str = "") -> Inventory:
     """Return the inventory of a place.
 
     Args:
         place: a folder, or an address with a scheme.
+        options: for a bucket, the text of ``MUSTER_STORAGE_OPTIONS``. A folder has no options.
 
     Raises:
-        ValueError: the address is invalid.
+        ValueError: the address is invalid, or the options are.
         ImportError: the package that opens the scheme is not installed.
         OSError: the store refuses the request.
     """
@@ -58,7 +60,7 @@ def inventory_of(place: str) -> Inventory:
     # A folder needs no fsspec.
     from muster.checkpoint.bucket.inventory import BucketInventory
 
-    return BucketInventory(place)
+    return BucketInventory(place, storage_options(options))
 
 
 class FolderInventory:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from muster.checkpoint.storage_options import STORAGE_OPTIONS, storage_options
 from muster.client.addresses import checked
 from muster.client.credentials import Credentials, check_credentials
 from muster.client.errors import EnvironmentValueError
@@ -15,12 +16,10 @@ from muster.client.node_name import node_name
 from muster.keeper.settings import (
     LOCAL_QUOTA,
     NODE_ADDRESS,
-    STORAGE_OPTIONS,
     UNUSED,
     UPLOAD_RATE,
     KeeperSettings,
     host_and_port,
-    storage_options,
 )
 
 FAILED, USAGE = 1, 2

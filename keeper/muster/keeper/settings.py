@@ -1,6 +1,5 @@
 """The settings of a keeper."""
 
-import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from muster.client.credentials import ENVIRONMENT, Credentials
 NODE_ADDRESS = "MUSTER_NODE_ADDRESS"
 LOCAL_QUOTA = "MUSTER_LOCAL_QUOTA"
 UPLOAD_RATE = "MUSTER_UPLOAD_RATE"
-STORAGE_OPTIONS = "MUSTER_STORAGE_OPTIONS"
 UNUSED = 3
 """The exit status of a keeper that no rank has used for as long as ``idle``."""
 
@@ -79,21 +77,6 @@ def environment_of(credentials: Credentials) -> dict[str, str]:
         ENVIRONMENT.server_name: credentials.server_name,
     }
     return {name: str(value) for name, value in values.items() if value}
-
-
-def storage_options(text: str) -> Mapping[str, Any]:
-    """Read the options of shared storage from JSON; empty: none.
-
-    Raises:
-        ValueError: it is no JSON object.
-    """
-    try:
-        said = json.loads(text or "{}")
-    except ValueError:
-        said = None  # The text may be a secret, and is not repeated.
-    if not isinstance(said, dict):
-        raise ValueError(f'{STORAGE_OPTIONS} is no JSON object, such as {{"endpoint_url": "https://…"}}.')
-    return said
 
 
 def own_host(endpoint: str) -> str:

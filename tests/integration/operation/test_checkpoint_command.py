@@ -17,6 +17,7 @@ from lab.processes import fork_client
 from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import MUSTER
 from muster.checkpoint.damage import CorruptCheckpointError
+from muster.checkpoint.storage_options import STORAGE_OPTIONS
 from muster.worker import Checkpointer
 from muster.worker.integrations.checkpoint import CommittedWriter
 from tests.support.saves.fake_barrier import FakeBarrier
@@ -155,6 +156,20 @@ def test_checkpoints_in_a_bucket_are_listed_verified_and_marked(server: BucketSe
     into = state(-1)
     assert made.load(into).step == into["step"] == 100
     made.close()
+
+
+def test_store_is_reached_by_the_options_of_the_environment(server: BucketServer, tmp_path: Path):
+    """Nothing else names its endpoint and the credentials."""
+    job = f"s3://{BUCKET}/{tmp_path.name}"
+    saved(job, 100, storage_options=server.options()).close()
+    env = {STORAGE_OPTIONS: json.dumps(server.options())}
+    (one,) = document("list", job, env=env)
+    assert one["step"] == 100
+    (found,) = document("verify", one["path"], env=env)
+    assert found["state"] == "VERIFIED"
+    assert muster("describe", job, env=env).stdout.startswith("Step:")
+    assert muster("mark", job, "--corrupt=100", env=env).returncode == 0
+    assert document("list", job, env=env)[0]["state"] == "DAMAGED"
 
 
 def test_bucket_that_refuses_is_an_error(server: BucketServer, tmp_path: Path):

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint import retry
 from muster.checkpoint.damage import DAMAGED
+from muster.v1 import barrier_pb2, barrier_pb2_grpc
 from muster.worker.saves import Checkpointer
 from tests.support.crashes.faults import BUCKET, ERRORS, FOLDER, Fault, failing, short, wrong
+from tests.support.saves.damage import flip
 from tests.support.saves.damaged_job import KINDS, TARGETS, Injection, Job, Resumed
-from tests.support.saves.savers import Failed, all_of, savers
+from tests.support.saves.savers import Failed, Saver, all_of, savers
 
 OLDER, NEWEST = 1, 2
 DOSE = 24
@@ -174,6 +178,80 @@ def test_rank_that_dies_during_a_load_is_named_and_the_restart_loads_again(tmp_p
             all_of(world, "begin")
             assert all_of(world, "resume") == [(NEWEST, True)] * 2
     assert not list(folder.glob(f"*/{DAMAGED}"))
+
+
+RANKS = 3
+VERDICT = 3
+"""The number of the vote, in a load, by which a rank says whether what it read of the newest is whole."""
+
+
+@pytest.fixture
+def ranks(coordinator: Coordinator, tmp_path: Path) -> Iterator[list[Saver]]:
+    """Three ranks that have saved two steps. Rank 1 alone reads the damaged file of the newest one.
+
+    However its load ends, the restarted job resumes from the older step.
+    """
+    folder = tmp_path / "checkpoints"
+    with savers(coordinator.endpoint, RANKS, folder) as world:
+        all_of(world, "begin")
+        for step in (OLDER, NEWEST):
+            all_of(world, "save", step=step)
+        assert all_of(world, "finalize") == [[OLDER, NEWEST]] * RANKS
+        flip(folder / f"step-{NEWEST:010}" / "__1_0.distcp")
+        yield world
+    with savers(coordinator.endpoint, RANKS, folder, generation=1) as world:
+        all_of(world, "begin")
+        assert all_of(world, "resume") == [(OLDER, True)] * RANKS
+    assert [path.parent.name for path in folder.glob(f"*/{DAMAGED}")] == [f"step-{NEWEST:010}"]
+
+
+def told_by_the_others(ranks: list[Saver]) -> list[Any]:
+    return [ranks[rank].answer() for rank in (0, 2)]
+
+
+def all_name_rank_1(heard: list[Any]) -> bool:
+    return all(
+        isinstance(one, Failed) and one.kind == "MemberLostError" and "rank 1 (node-1" in one.message
+        for one in heard
+    )
+
+
+@pytest.mark.parametrize(("vote", "steps_down"), [(VERDICT, False), (2 * VERDICT, True)])
+def test_rank_that_dies_after_its_verdict_leaves_all_others_alike(
+    ranks: list[Saver], vote: int, steps_down: bool
+):
+    """It has arrived, and never acts on the decision. Its first verdict is damage, its last one is good."""
+    ranks[1].tell("resume", doom="voted", vote=vote)
+    for rank in (0, 2):
+        ranks[rank].tell("resume")
+    heard = told_by_the_others(ranks)
+    assert heard == [(OLDER, True)] * 2 if steps_down else all_name_rank_1(heard), heard
+
+
+def test_rank_that_dies_before_the_others_vote_leaves_all_others_alike(
+    coordinator: Coordinator, ranks: list[Saver], tmp_path: Path
+):
+    """Nobody but the dead knows of the damage."""
+    gate = tmp_path / "gate"
+    ranks[1].tell("resume")
+    for rank in (0, 2):
+        ranks[rank].tell("resume", vote=VERDICT, gate=str(gate))
+    with grpc.insecure_channel(coordinator.endpoint) as channel:
+        barriers = barrier_pb2_grpc.BarrierServiceStub(channel)
+        until(lambda: arrived(barriers, VERDICT - 1) == 1)
+    ranks[1].end()
+    gate.touch()
+    heard = told_by_the_others(ranks)
+    assert all_name_rank_1(heard), heard
+
+
+def arrived(barriers: barrier_pb2_grpc.BarrierServiceStub, sequence: int) -> int:
+    """How many ranks have arrived at a barrier of the load."""
+    asked = barrier_pb2.BarrierServiceGetRequest(run_id="saves", prefix="save/load", sequence=sequence)
+    try:
+        return barriers.Get(asked, timeout=PATIENCE).barrier.arrived
+    except grpc.RpcError:
+        return 0  # There is no such barrier yet.
 
 
 def test_damage_of_one_ranks_shard_lets_another_world_resume_from_the_step_before(tmp_path: Path):

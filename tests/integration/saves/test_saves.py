@@ -161,6 +161,21 @@ def test_another_number_of_ranks_loads_and_goes_on(coordinator: Coordinator, fol
         assert alone.ask("load") == (3, True)
 
 
+def test_stateful_object_of_two_ranks_is_loaded_by_three(coordinator: Coordinator, folder: Path):
+    """Each rank's shard is written: what is no tensor, as an object would be, is written by rank 0 alone."""
+    with savers(coordinator.endpoint, 2, folder, stateful=True) as world:
+        all_of(world, "begin")
+        for step in (1, 2):
+            all_of(world, "save", step=step)
+        assert all_of(world, "finalize") == [[1, 2]] * 2
+        assert all_of(world, "load") == [(2, True)] * 2
+    saved = FileSystemReader(folder / "step-0000000002").read_metadata().state_dict_metadata
+    assert set(saved) == {"app.model.weight", "app.step"}
+    with savers(coordinator.endpoint, 3, folder, stateful=True, generation=1) as world:
+        all_of(world, "begin")
+        assert all_of(world, "load") == [(2, True)] * 3
+
+
 def test_ranks_that_ask_together_get_the_same_answer_at_each_call(coordinator: Coordinator, folder: Path):
     with savers(coordinator.endpoint, 2, folder, kind="queue") as world:
         all_of(world, "begin")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from muster.checkpoint.committed import MARKER
 from muster.checkpoint.manifest import MANIFEST
@@ -24,21 +26,51 @@ TARGETS = ("data", "metadata", "manifest", "marker")
 KINDS = ("flip", "truncate", "extend", "swap", "drop", "stale")
 """How."""
 METADATA = ".metadata"
+ROWS = 24
+"""Rows of the sharded tensor: every world size of the tests divides it into parts of the same size."""
 
 
-def state_at(step: int, version: int, keys: list[str]) -> dict[str, Any]:
-    """Return the state at a step, as far as some keys go."""
-    made: dict[str, Any] = {}
-    for key in keys:
-        number = int(key.rpartition("-")[2])
-        value = step * 1000 + version * 100 + number
-        made[key] = torch.arange(64 * (number + 1), dtype=torch.float32) + value
-    return made | {"step": step, "version": version}
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of the job's state: something that all have, its own, and a shard of a tensor."""
+
+    rank: int
+    world_size: int
+    saved_by: int
+    """The number of ranks that have saved the state."""
+
+    @property
+    def _names(self) -> list[str]:
+        own = [f"own-{part}" for part in range(self.saved_by) if part % self.world_size == self.rank]
+        return ["shared-9", *own]
+
+    def state_at(self, step: int, version: int) -> dict[str, Any]:
+        """Return the part as it is at a step."""
+        made: dict[str, Any] = {"step": step, "version": version}
+        for name in self._names:
+            number = int(name.rpartition("-")[2])
+            value = step * 1000 + version * 100 + number
+            made[name] = torch.arange(64 * (number + 1), dtype=torch.float32) + value
+        return made | {"sharded": self._shard(step * 1000.0 + version * 100)}
+
+    def _shard(self, value: float) -> DTensor:
+        whole = torch.arange(ROWS * 16, dtype=torch.float32).reshape(ROWS, 16) + value
+        # The rank is a thread: the mesh is told which one, and has no process group.
+        mesh = DeviceMesh("cpu", list(range(self.world_size)), _init_backend=False, _rank=self.rank)
+        shard = whole.chunk(self.world_size)[self.rank].clone()
+        return DTensor.from_local(
+            shard, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+
+    def differences(self, state: dict[str, Any], right: dict[str, Any]) -> list[str]:
+        """Return the names of tensors that are not the same bit by bit in two states."""
+        return [name for name in [*self._names, "sharded"] if not _same(state[name], right[name])]
 
 
-def keys_of(rank: int, world_size: int, saved_by: int) -> list[str]:
-    """Return what a rank has of the state that so many ranks have saved: something shared, and its own."""
-    return ["shared-9", *(f"own-{part}" for part in range(saved_by) if part % world_size == rank)]
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if isinstance(one, DTensor) and isinstance(other, DTensor):
+        return torch.equal(one.to_local(), other.to_local())
+    return torch.equal(one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +147,11 @@ class Job:
         """Resume, if there is something; then save and commit some steps, in a life of their own."""
 
         def save(made: Checkpointer, rank: int) -> list[int]:
-            made.resume(state_at(-1, -1, keys_of(rank, world_size, world_size)))
+            part = Part(rank, world_size, saved_by=world_size)
+            made.resume(part.state_at(-1, -1))
             saved = []
             for step in steps:
-                made.save(step, state_at(step, version, keys_of(rank, world_size, world_size)))
+                made.save(step, part.state_at(step, version))
                 saved += made.finalize(blocking=True)
             return saved
 
@@ -128,13 +161,12 @@ class Job:
         """Let each rank resume. Whatever it has resumed is compared bit by bit."""
 
         def resume(made: Checkpointer, rank: int) -> Resumed:
-            keys = keys_of(rank, world_size, saved_by)
-            into = state_at(-1, -1, keys)
+            part = Part(rank, world_size, saved_by)
+            into = part.state_at(-1, -1)
             found = made.resume(into)
             if found is None:
                 return Resumed(None)
-            right = state_at(found.step, into["version"], keys)
-            wrong = [key for key in keys if not torch.equal(into[key], right[key])]
+            wrong = part.differences(into, part.state_at(found.step, into["version"]))
             assert not wrong, f"rank {rank} resumed from {found.path} with wrong {wrong}"
             assert into["step"] == found.step
             return Resumed(found.step, into["version"])

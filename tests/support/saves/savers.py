@@ -1,5 +1,6 @@
 """Ranks that save, as real processes that a test tells what to do."""
 
+import itertools
 import os
 import signal
 import threading
@@ -50,6 +51,8 @@ class Identity:
     """Whether its caller ignores how children end."""
     copy: bool = False
     """Whether the state is copied before the fork."""
+    stateful: bool = False
+    """Whether a ``Stateful`` object has the state, as in torch's tutorial."""
     generation: int = 0
     timeout: float = 60.0
 
@@ -114,6 +117,25 @@ def all_of(processes: list[Saver], operation: str, **arguments: Any) -> list[Any
     return [process.answer() for process in processes]
 
 
+class _App:
+    """A ``Stateful`` object: what is loaded counts only when it was handed back.
+
+    Args:
+        state: its state, which it fills.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a state of its own, whose tensors are those of the object."""
+        return {"model": {"weight": self._state["weight"]}, "step": self._state["step"]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state over."""
+        self._state |= {"weight": state["model"]["weight"], "step": state["step"]}
+
+
 @dataclass
 class _Worker:
     identity: Identity
@@ -172,6 +194,10 @@ class _Worker:
         self.weight.to_local().copy_(part)
         return {"weight": self.weight, "step": step}
 
+    def _given(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return what is handed to the checkpointer for a state."""
+        return {"app": _App(state)} if self.identity.stateful else state
+
     def save(
         self, step: int, doom: str = "", gate: str = "", kill_after: float | None = None, more: str = ""
     ) -> int:
@@ -201,7 +227,7 @@ class _Worker:
             self.saver.save(step, state, before)
         else:
             with _when_written(self.saver, before):
-                self.saver.save(step, state)
+                self.saver.save(step, self._given(state))
         write = self.saver._queue._loop.ledger.saves()[-1][0].write
         # None where the save had failed on another rank before this one had its plan.
         if kill_after is not None and write is not None:
@@ -258,17 +284,20 @@ class _Worker:
         """Load the last committed one, into this world's shards: its step, and whether it is right."""
         state = self._state(0)
         state["weight"].to_local().zero_()
-        found = self.saver.load(state)
-        right = (
-            torch.equal(state["weight"].full_tensor(), weight_at(found.step)) and state["step"] == found.step
-        )
-        return found.step, right
+        found = self.saver.load(self._given(state))
+        # Each rank judges its own shard: a collective would fail for a rank that has died since.
+        mine = torch.tensor_split(weight_at(found.step), self.identity.world_size)[self.identity.rank]
+        return found.step, torch.equal(state["weight"].to_local(), mine) and state["step"] == found.step
 
-    def resume(self, doom: str = "") -> Any:
+    def resume(self, doom: str = "", vote: int = 0, gate: str = "") -> Any:
         """Resume: the step, and whether the state is right; or why not.
 
         Args:
-            doom: ``opening`` or ``reading``: this process kills itself there.
+            doom: ``opening``, ``reading`` or ``voted``: this process kills itself there. At the last one it
+                has arrived at a barrier of the load, and never acts on the decision.
+            vote: the number of that barrier in this load, from 1. Each checkpoint that is tried has three:
+                what to load, whether its metadata is whole, and whether all that was read is.
+            gate: this rank arrives there when this file is there.
         """
         from muster.worker import MusterError
         from muster.worker.saves import loading
@@ -281,10 +310,28 @@ class _Worker:
             loading.open_checkpoint = die  # type: ignore[attr-defined,assignment]
         if doom == "reading":
             VerifyingReader.read_data = die  # type: ignore[assignment,method-assign]
+        if vote:
+            self._at_vote(vote, Path(gate) if gate else None, die if doom == "voted" else lambda: None)
         try:
             return self.load()
         except (MusterError, RuntimeError) as error:
             return _failed(error)
+
+    def _at_vote(self, number: int, gate: Path | None, then: Callable[[], None]) -> None:
+        """Let a vote of the next load wait for a file, and do something before it returns."""
+        barrier, votes = self.saver._load._barrier, itertools.count(1)
+        arrive = barrier.vote
+
+        def vote(*given: Any) -> Any:
+            here = next(votes) == number
+            while here and gate is not None and not gate.exists():
+                time.sleep(0.005)
+            decision = arrive(*given)
+            if here:
+                then()
+            return decision
+
+        barrier.vote = vote
 
     def close(self) -> list[int]:
         """Close; the children that are left."""

@@ -3,7 +3,7 @@
 import pytest
 
 from muster.keeper.__main__ import main
-from muster.keeper.settings import host_and_port, own_host, storage_options, url_of
+from muster.keeper.settings import host_and_port, own_host, url_of
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,6 @@ def test_url_of_an_ipv6_address_has_brackets():
 def test_own_host_is_the_one_on_the_way_to_the_coordinator():
     assert own_host("unix:///run/relay.sock,127.0.0.1:7550") == "127.0.0.1"
     assert own_host("unix:///run/relay.sock")
-
-
-def test_options_of_storage_are_a_json_object():
-    assert storage_options("") == {}
-    assert storage_options('{"a": 1}') == {"a": 1}
-    for text in ("[]", "{", "1"):
-        with pytest.raises(ValueError, match="no JSON object"):
-            storage_options(text)
 
 
 @pytest.mark.parametrize(

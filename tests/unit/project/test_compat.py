@@ -6,6 +6,11 @@ from pathlib import Path
 
 from dev import compat
 
+FRAMEWORK = re.compile(
+    r"^(from|import) .*\b(accelerate|deepspeed|jax|lightning|orbax|torchtitan|transformers)\b", re.MULTILINE
+)
+"""The import of a framework, or of what tests its adapter."""
+
 PROJECT = tomllib.loads((compat.ROOT / "pyproject.toml").read_text())["project"]
 PAGE = (compat.ROOT / "docs/compatibility.md").read_text()
 
@@ -33,3 +38,9 @@ def test_matrix_names_tests_that_are_there():
     arguments = (*compat.SDK_TESTS, *compat.SERVICE_TESTS)
     named = [one.rpartition("=")[2].partition("::")[0] for one in arguments]
     assert [one for one in named if not Path(compat.ROOT, one).exists()] == []
+
+
+def test_matrix_leaves_out_no_test_of_an_adapter_that_needs_torch_alone():
+    tests = sorted((compat.ROOT / "tests/unit/worker/integrations").rglob("test_*.py"))
+    left_out = [one for one in tests if any(one.is_relative_to(compat.ROOT / it) for it in compat.FRAMEWORKS)]
+    assert left_out == [one for one in tests if FRAMEWORK.search(one.read_text())]

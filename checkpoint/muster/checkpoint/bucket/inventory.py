@@ -1,5 +1,8 @@
 """The checkpoints that are stored in a bucket, for people."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from muster.checkpoint.bucket.attempts import Attempt
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
 from muster.checkpoint.bucket.protocol import CheckpointBucket, Entry
@@ -12,18 +15,19 @@ class BucketInventory:
 
     Args:
         url: the address, with a scheme.
+        options: options of fsspec's implementation of the scheme, such as an endpoint.
 
     Raises:
-        ValueError: the address is invalid.
+        ValueError: the address or an option is invalid.
         ImportError: the scheme's package is not installed.
         OSError: the store refuses the request.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         above, _, name = url.rstrip("/").rpartition("/")
         self._url = url
         self._only = Attempt.parse(name)
-        self._objects = FsspecObjects(url if self._only is None else above, {})
+        self._objects = FsspecObjects(url if self._only is None else above, options)
         # The run id only names new attempts. This reader makes none, and sees the attempts of all runs.
         self._bucket = CheckpointBucket(self._objects, self._objects.url, "")
 

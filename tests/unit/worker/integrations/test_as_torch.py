@@ -1,10 +1,13 @@
-"""What torch's own tests of its checkpoints do: the same comes of it by our writer and reader."""
+"""What torch's own tests of its checkpoints do: the same comes of it by our writer and reader.
+
+And by a ``Checkpointer``, as far as it takes the same: it chooses the names and files by itself.
+"""
 
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, Protocol, cast
 
 import pytest
 import torch
@@ -16,11 +19,23 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
 from muster.worker.integrations.commit import commitment
+from muster.worker.saves import Checkpointer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
 ]
+
+
+class Saves(Protocol):
+    """A way to save and load."""
+
+    refusal: ClassVar[type[BaseException]]
+    """What a load raises whose state does not fit."""
+
+    def save(self, state: dict[str, Any], path: Path) -> None: ...
+
+    def load(self, state: dict[str, Any], path: Path, planner: DefaultLoadPlanner | None = None) -> None: ...
 
 
 @dataclass
@@ -29,6 +44,7 @@ class Pair:
 
     writer: type[FileSystemWriter]
     reader: type[FileSystemReader]
+    refusal: ClassVar[type[BaseException]] = dcp.CheckpointException
 
     def save(self, state: dict[str, Any], path: Path, **options: Any) -> None:
         dcp.save(state, storage_writer=self.writer(path, **options))
@@ -37,13 +53,49 @@ class Pair:
         dcp.load(state, storage_reader=self.reader(path), planner=planner)
 
 
-@pytest.fixture(params=[Pair(FileSystemWriter, FileSystemReader), Pair(CommittedWriter, CommittedReader)])
-def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pair:
+class Steps:
+    """A ``Checkpointer``, which makes a step of each save."""
+
+    refusal: ClassVar[type[BaseException]] = RuntimeError
+    STEP = 1
+
+    def save(self, state: dict[str, Any], path: Path) -> None:
+        made = Checkpointer(path)
+        made.save(self.STEP, state)
+        assert made.finalize(blocking=True) == [self.STEP]
+        made.close()
+
+    def load(self, state: dict[str, Any], path: Path, planner: DefaultLoadPlanner | None = None) -> None:
+        made = Checkpointer(path)
+        try:
+            assert made.load(state, planner=planner).step == self.STEP
+        finally:
+            made.close()
+
+
+PAIRS = [
+    pytest.param(Pair(FileSystemWriter, FileSystemReader), id="torch"),
+    pytest.param(Pair(CommittedWriter, CommittedReader), id="committed"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitment, "_last", {})
     monkeypatch.setattr(commitment, "_highest", {})
     for name in ("RANK", "WORLD_SIZE", "MUSTER_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> Pair:
     made: Pair = request.param
+    return made
+
+
+@pytest.fixture(params=[*PAIRS, pytest.param(Steps(), id="checkpointer")])
+def saves(request: pytest.FixtureRequest) -> Saves:
+    made: Saves = request.param
     return made
 
 
@@ -91,45 +143,115 @@ class Stateful:
         self.step = state["step"]
 
 
-def test_an_object_that_has_a_state(pair: Pair, tmp_path: Path):
-    pair.save({"app": Stateful(3.0)}, tmp_path / "last")
-    found = Stateful(0.0)
-    pair.load({"app": found}, tmp_path / "last")
-    assert (float(found.model.weight.detach()[0, 0]), found.step) == (3.0, 3)
+@dataclass
+class Settings:
+    """Something that is no tensor, and that only pickle knows."""
+
+    rate: float
+    names: set[str]
 
 
-def test_what_is_nested_and_what_is_no_tensor(pair: Pair, tmp_path: Path):
+def test_an_object_that_has_a_state(saves: Saves, tmp_path: Path):
+    saves.save({"app": Stateful(3.0), "step": 3}, tmp_path / "last")
+    found = {"app": Stateful(0.0), "step": 0}
+    saves.load(found, tmp_path / "last")
+    app = cast(Stateful, found["app"])
+    assert (float(app.model.weight.detach()[0, 0]), app.step, found["step"]) == (3.0, 3, 3)
+
+
+def test_an_object_with_a_state_that_is_nested_is_one_value(saves: Saves, tmp_path: Path):
+    """Torch asks for its state only at the top."""
+    saves.save({"outer": {"app": Stateful(3.0)}}, tmp_path / "last")
+    old = Stateful(0.0)
+    found: dict[str, Any] = {"outer": {"app": old}}
+    saves.load(found, tmp_path / "last")
+    assert (found["outer"]["app"].step, old.step) == (3, 0)
+
+
+def test_what_is_nested_and_what_is_no_tensor(saves: Saves, tmp_path: Path):
     def made(full: bool) -> dict[str, Any]:
         value = 5.0 if full else 0.0
         return {
             "layers": [{"weight": torch.full((2, 3), value)}, {"weight": torch.full((1,), value)}],
+            "groups": {"lists": [[torch.full((2,), value)], torch.full((3,), value), 7 if full else 0]},
             "scalar": torch.tensor(value),
+            "count": torch.tensor(int(value)),
             "empty": torch.zeros(0),
             "name": "run" if full else "",
             "rates": (0.5, 0.25) if full else (0.0, 0.0),
+            "bytes": b"\0\xff" if full else b"",
+            "nothing": None if full else "something",
+            "object": Settings(0.5, {"a", "b"}) if full else Settings(0.0, set()),
         }
 
-    pair.save(made(full=True), tmp_path / "last")
+    right = made(full=True)
+    saves.save(made(full=True), tmp_path / "last")
     found = made(full=False)
-    pair.load(found, tmp_path / "last")
-    assert found["name"] == "run"
-    assert found["rates"][1] == 0.25
-    assert float(found["layers"][0]["weight"][1, 2]) == float(found["scalar"]) == 5.0
+    saves.load(found, tmp_path / "last")
+    for name in ("name", "rates", "bytes", "nothing", "object"):
+        assert found[name] == right[name], name
+    for name in ("scalar", "count", "empty"):
+        assert torch.equal(found[name], right[name]), name
+        assert found[name].dtype == right[name].dtype
+    assert torch.equal(found["layers"][0]["weight"], right["layers"][0]["weight"])
+    assert torch.equal(found["layers"][1]["weight"], right["layers"][1]["weight"])
+    (inner,), tensor, number = found["groups"]["lists"]
+    assert (float(inner[1]), float(tensor[2]), number) == (5.0, 5.0, 7)
 
 
-def test_a_part_of_what_is_asked_for(pair: Pair, tmp_path: Path):
-    pair.save({"a": torch.ones(3)}, tmp_path / "last")
+def test_tensors_that_share_their_memory_are_saved_one_by_one(saves: Saves, tmp_path: Path):
+    weight = torch.arange(12.0).reshape(3, 4)
+    state = {"weight": weight, "tied": weight, "row": weight[1], "turned": weight.t()}
+    saves.save(state, tmp_path / "last")
+    found = {name: torch.zeros_like(value) for name, value in state.items()}
+    saves.load(found, tmp_path / "last")
+    assert [name for name in state if not torch.equal(found[name], state[name])] == []
+    into = torch.zeros(3, 4)
+    saves.load({"weight": into, "tied": into}, tmp_path / "last")
+    assert torch.equal(into, weight)
+
+
+def test_dtypes_and_parameters_are_loaded_as_they_were(saves: Saves, tmp_path: Path):
+    def made(value: float) -> dict[str, Any]:
+        kinds = (torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.complex64)
+        tensors: dict[str, Any] = {str(kind): torch.full((5,), value).to(kind) for kind in kinds}
+        return tensors | {"parameter": torch.nn.Parameter(torch.full((2, 2), value))}
+
+    saves.save(made(3.0), tmp_path / "last")
+    found, right = made(0.0), made(3.0)
+    saves.load(found, tmp_path / "last")
+    assert [name for name in right if not torch.equal(found[name], right[name])] == []
+    assert [name for name in right if found[name].dtype != right[name].dtype] == []
+    assert found["parameter"].requires_grad
+
+
+def test_an_empty_state(saves: Saves, tmp_path: Path):
+    saves.save({}, tmp_path / "last")
+    found: dict[str, Any] = {}
+    saves.load(found, tmp_path / "last")
+    assert found == {}
+
+
+def test_a_part_of_what_was_saved(saves: Saves, tmp_path: Path):
+    saves.save({"a": torch.ones(3), "b": {"c": torch.ones(2), "d": 4}}, tmp_path / "last")
+    found: dict[str, Any] = {"b": {"c": torch.zeros(2)}}
+    saves.load(found, tmp_path / "last")
+    assert found["b"]["c"].tolist() == [1.0, 1.0]
+
+
+def test_a_part_of_what_is_asked_for(saves: Saves, tmp_path: Path):
+    saves.save({"a": torch.ones(3)}, tmp_path / "last")
     found = {"a": torch.zeros(3), "b": torch.zeros(3)}
-    with pytest.raises(dcp.CheckpointException, match=r"Missing key in checkpoint state_dict: b"):
-        pair.load(found, tmp_path / "last")
-    pair.load(found, tmp_path / "last", DefaultLoadPlanner(allow_partial_load=True))
+    with pytest.raises(saves.refusal, match=r"Missing key in checkpoint state_dict: b"):
+        saves.load(found, tmp_path / "last")
+    saves.load(found, tmp_path / "last", DefaultLoadPlanner(allow_partial_load=True))
     assert (float(found["a"][0]), float(found["b"][0])) == (1.0, 0.0)
 
 
-def test_a_tensor_of_another_size(pair: Pair, tmp_path: Path):
-    pair.save({"a": torch.ones(3)}, tmp_path / "last")
-    with pytest.raises(dcp.CheckpointException, match="Size mismatch"):
-        pair.load({"a": torch.zeros(4)}, tmp_path / "last")
+def test_a_tensor_of_another_size(saves: Saves, tmp_path: Path):
+    saves.save({"a": torch.ones(3)}, tmp_path / "last")
+    with pytest.raises(saves.refusal, match="Size mismatch"):
+        saves.load({"a": torch.zeros(4)}, tmp_path / "last")
 
 
 @pytest.mark.parametrize("options", [{"thread_count": 3}, {"single_file_per_rank": False}])

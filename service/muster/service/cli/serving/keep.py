@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from muster.checkpoint.storage_options import STORAGE_OPTIONS, storage_options
 from muster.client.addresses import checked, is_socket
 from muster.client.errors import EnvironmentValueError
 from muster.client.failure_domain import failure_domain as found_domain
 from muster.client.node_name import node_name
-from muster.keeper.settings import STORAGE_OPTIONS, KeeperSettings, host_and_port, storage_options
+from muster.keeper.settings import KeeperSettings, host_and_port
 from muster.service.cli.client.credentials import connecting, given
 from muster.service.cli.failure import Exit, fail
 

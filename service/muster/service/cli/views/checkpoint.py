@@ -1,5 +1,6 @@
 """``muster checkpoint``: lists, verifies and marks stored checkpoints, without torch or a coordinator."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -10,6 +11,7 @@ import typer
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage, DamageError
 from muster.checkpoint.inventory import inventory_of
 from muster.checkpoint.manifest import Manifest
+from muster.checkpoint.storage_options import STORAGE_OPTIONS
 from muster.checkpoint.stored import Inventory, NotCommittedError, StoredCheckpoint
 from muster.checkpoint.verification import read_manifest
 from muster.checkpoint.verification import verify as verify_files
@@ -37,8 +39,9 @@ Place = Annotated[
     typer.Argument(
         callback=_place,
         metavar="PLACE",
-        help="A folder, or an address such as s3://bucket/job1: a job's checkpoints, or one of them. It is "
-        "never the name of a run: muster get checkpoints RUN shows those on nodes.",
+        help="A folder, or an address such as s3://bucket/job1: a job's checkpoints, or one of them. Options "
+        "of a bucket's store, such as its endpoint, come from MUSTER_STORAGE_OPTIONS. PLACE is never a run's "
+        "name: muster get checkpoints RUN shows its checkpoints on nodes.",
         show_default=False,
     ),
 ]
@@ -321,7 +324,7 @@ def _progress(one: StoredCheckpoint) -> Iterator[tuple[Callable[[int], None], Ca
 
 def _opened(place: str) -> Inventory:
     try:
-        return inventory_of(place)
+        return inventory_of(place, os.environ.get(STORAGE_OPTIONS, ""))
     except ImportError as error:
         fail(f"{error}\n  next: install that package beside Muster", Exit.USAGE)
     except ValueError as error:

@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 
 from lab.patience import PATIENCE, until
+from muster.checkpoint.storage_options import STORAGE_OPTIONS
 from muster.client.errors import EnvironmentValueError
 from muster.worker.saves.local import keeper_process
 from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 from muster.worker.saves.local.keeper_client import is_answered
 from muster.worker.saves.local.keeper_process import KeeperError, KeeperProcess, keeper_command
-from muster.worker.saves.local.storage_options import (
-    STORAGE_OPTIONS,
-    keeper_environment,
-    options_or_environment,
-)
+from muster.worker.saves.local.storage_options import keeper_environment, options_or_environment
 from tests.support.meeting import in_thread
 from tests.support.saves.fake_keepers import RUN, Cluster, FakeKeeper
 

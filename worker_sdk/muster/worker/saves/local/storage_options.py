@@ -5,8 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-STORAGE_OPTIONS = "MUSTER_STORAGE_OPTIONS"
-"""The keeper's variable: a JSON object."""
+from muster.checkpoint.storage_options import STORAGE_OPTIONS, storage_options
 
 
 def options_or_environment(options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -18,13 +17,7 @@ def options_or_environment(options: Mapping[str, Any] | None) -> Mapping[str, An
     said = os.environ.get(STORAGE_OPTIONS, "")
     if options is not None or not said:
         return options
-    try:
-        found = json.loads(said)
-    except ValueError:
-        found = None  # The text may be a secret, and is not repeated.
-    if not isinstance(found, dict):
-        raise ValueError(f'{STORAGE_OPTIONS} is no JSON object, such as {{"endpoint_url": "https://…"}}.')
-    return found
+    return storage_options(said)
 
 
 def keeper_environment(options: Mapping[str, Any] | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ import typer
 
 from muster.checkpoint.committed import MARKER, seal, unseal
 from muster.checkpoint.manifest import MANIFEST, ManifestReference
+from muster.checkpoint.storage_options import STORAGE_OPTIONS
 from muster.service.cli.failure import Exit
 from muster.service.cli.options import Output
 from muster.service.cli.views import checkpoint as module
@@ -57,6 +58,25 @@ def test_step_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: 
 )
 def test_address_that_is_none_is_a_usage_error(place: str, said: str):
     assert said in run("list", place, code=Exit.USAGE).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("secret", f"{STORAGE_OPTIONS} is no JSON object, such as "),
+        ('["secret"]', f"{STORAGE_OPTIONS} is no JSON object, such as "),
+        ('{"url": "secret"}', "memory://job1 cannot be opened: an option is not what its store takes: "),
+    ],
+)
+def test_options_that_no_bucket_takes_are_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, said: str
+):
+    monkeypatch.setenv(STORAGE_OPTIONS, options)
+    result = run("list", "memory://job1", code=Exit.USAGE)
+    assert result.stderr.startswith(f"Error: {said}")
+    assert "secret" not in result.stderr
+    in_folder(tmp_path, 1)
+    run("list", tmp_path)  # They are not a folder's.
 
 
 def test_place_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

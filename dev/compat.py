@@ -54,7 +54,7 @@ OPTIONS = (
 )
 """Options of pytest."""
 
-FRAMEWORKS = tuple(
+FRAMEWORK_TESTS = tuple(
     f"tests/unit/worker/integrations/{name}"
     for name in (
         *("deepspeed", "lightning"),
@@ -64,7 +64,7 @@ FRAMEWORKS = tuple(
 """The SDK's tests that need a framework. The other tests of adapters need torch alone."""
 SDK_TESTS = (
     *("tests/unit/checkpoint", "tests/unit/worker"),
-    *(f"--ignore={tests}" for tests in FRAMEWORKS),
+    *(f"--ignore={tests}" for tests in FRAMEWORK_TESTS),
     "--deselect=tests/integration/sdk/test_import.py::test_what_needs_no_torch",
     *(
         f"tests/integration/{name}.py"

@@ -18,8 +18,12 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, agreed_latest
-from muster.worker.integrations.commit.numbered import rotate
+from muster.worker.integrations.checkpoint import (
+    CommittedReader,
+    CommittedWriter,
+    agreed_latest,
+    rotate,
+)
 
 SAVE_EVERY = 50
 KEEP = 2

@@ -115,17 +115,17 @@ class FolderInventory:
 
     def _entry(self, name: str) -> Entry | None:
         path = self._folder / name
-        if name.startswith(STEP):
-            return retrying(str(path), lambda: read_entry(path, _marked))
         try:
             if is_file(path):
                 return _file_entry(path)
             # Another name may be anything. It is a checkpoint if it has a marker.
-            if MARKER not in names_in(path):
+            if not name.startswith(STEP) and MARKER not in names_in(path):
                 return None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError as error:
+            if name.startswith(STEP):
+                raise
             logger.warning("%s is passed over: %s", path, error)
             return None
         return retrying(str(path), lambda: read_entry(path, _marked))

@@ -41,3 +41,4 @@ def take_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitment, "_last", {})
     monkeypatch.setattr(Alone, "sequence", 0)
     monkeypatch.setattr(folders, "GrpcBarrier", Alone)
+    monkeypatch.setattr(folders, "_unfinished_loads", set())

@@ -156,8 +156,9 @@ def file_checkpoint(path: Path, content: bytes) -> None:
     write_marker(beside, said | {"order": 1, "manifest": asdict(ManifestReference.of(data))})
 
 
-def test_checkpoint_that_is_a_file_is_listed_verified_and_marked(tmp_path: Path):
-    path = tmp_path / "epoch=1-step=500.ckpt"
+@pytest.mark.parametrize("name", ["epoch=1-step=500.ckpt", "step-500.ckpt"])
+def test_checkpoint_that_is_a_file_is_listed_verified_and_marked(tmp_path: Path, name: str):
+    path = tmp_path / name
     file_checkpoint(path, b"weights")
     (tmp_path / "theirs.ckpt").touch()
     (tmp_path / f"..{path.name}.committed.replaced").mkdir()

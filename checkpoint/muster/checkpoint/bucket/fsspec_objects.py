@@ -276,7 +276,7 @@ def _opened(url: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, s
     except ValueError as error:
         known = ", ".join(sorted(available_protocols()))
         raise ValueError(f"{url} cannot be opened: {error}. fsspec knows: {known}.") from error
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         raise ValueError(
             f"{url} cannot be opened: an option is not what its store takes: {error}."
         ) from error

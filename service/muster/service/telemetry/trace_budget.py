@@ -20,7 +20,8 @@ class TraceBudget:
         self._second = 0
         self._released = 0
         self._by_group: Counter[tuple[str, str]] = Counter()
-        """Released barriers that were admitted in this second, by run and prefix: at most as many groups."""
+        """Released barriers that were admitted in this second, by run and prefix: at most
+        ``MAX_RELEASED_PER_SECOND`` entries."""
 
     def admits(self, decision: Decision) -> bool:
         """Return whether a barrier is traced."""

@@ -122,9 +122,9 @@ def latest(project_dir: str | Path) -> Path | None:
 
 
 def agreed_latest(project_dir: str | Path, *, barrier: GrpcBarrier | None = None) -> Path | None:
-    """As :func:`latest`, the same on all ranks, which all call this.
+    """Return what :func:`latest` does, the same on all ranks. All ranks must call it.
 
-    Rank 0 looks, and every other rank looks whether it sees the same.
+    Rank 0 looks, and every other rank looks whether it sees the same. A rank is waited for up to 20 minutes.
 
     Args:
         project_dir: the accelerator's.
@@ -137,7 +137,10 @@ def agreed_latest(project_dir: str | Path, *, barrier: GrpcBarrier | None = None
     Raises:
         BarrierError: not all ranks have come, or one cannot look; the message names the rank.
         CorruptCheckpointError: there are checkpoints, and all are damaged.
+        MusterError: the ranks are out of step.
         ConnectError: the coordinator could not be reached.
+        UncommittedError: this rank does not see what rank 0 sees.
+        RuntimeError: the checkpoint was replaced meanwhile.
         OSError: this rank cannot look, or sees what rank 0 does not.
     """
     folder = _checkpoints(project_dir)

@@ -29,7 +29,7 @@ from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.commit.agreed import agree_on_newest
-from muster.worker.integrations.commit.commitment import Commitment, OnLost, check_terms
+from muster.worker.integrations.commit.commitment import Commitment, OnLost, check_save_settings
 from muster.worker.integrations.commit.contents import leave_note, take_notes
 from muster.worker.integrations.commit.lookup import (
     Marker,
@@ -42,6 +42,7 @@ from muster.worker.integrations.commit.lookup import (
     read,
     read_whole,
 )
+from muster.worker.integrations.commit.numbered import rotate
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint, check_name
 from muster.worker.saves.failure import failure_text
 from muster.worker.saves.job_barrier import job_barrier
@@ -52,7 +53,7 @@ from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest
 from muster.worker.saves.storage.reading import ItemReader, open_checkpoint
 from muster.worker.saves.storage.written import check_files
 
-__all__ = ["CommittedReader", "CommittedWriter", "agreed_latest", "latest"]
+__all__ = ["CommittedReader", "CommittedWriter", "agreed_latest", "latest", "rotate"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +95,9 @@ _unfinished: dict[Group, StagedCheckpoint] = {}
 
 
 def agreed_latest(folder: str | Path, *, barrier: GrpcBarrier | None = None) -> Path | None:
-    """As :func:`latest`, the same on all ranks, which all call this.
+    """Return what :func:`latest` does, the same on all ranks. All ranks must call it.
 
-    Rank 0 looks, and every other rank looks whether it sees the same.
+    Rank 0 looks, and every other rank looks whether it sees the same. A rank is waited for up to 20 minutes.
 
     Args:
         folder: where checkpoints have their names.
@@ -109,7 +110,10 @@ def agreed_latest(folder: str | Path, *, barrier: GrpcBarrier | None = None) -> 
     Raises:
         BarrierError: not all ranks have come, or one cannot look; the message names the rank.
         CorruptCheckpointError: there are checkpoints, and all are damaged.
+        MusterError: the ranks are out of step.
         ConnectError: the coordinator could not be reached.
+        UncommittedError: this rank does not see what rank 0 sees.
+        RuntimeError: the checkpoint was replaced meanwhile.
         OSError: this rank cannot look, or sees what rank 0 does not.
     """
     return agree_on_newest(Path(folder), partial(newest, Path(folder)), barrier)
@@ -137,8 +141,8 @@ class CommittedWriter(FileSystemWriter):
 
     Raises:
         TypeError: an option is not torch's.
-        ValueError: ``sync_files=False``: what is committed must be on the disk. Or the timeout is no time, or
-            ``on_lost`` is neither of its values.
+        ValueError: ``sync_files=False``: what is committed must be on the disk. Or the timeout is not a
+            finite number above 0, or ``on_lost`` is neither of its values.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class CommittedWriter(FileSystemWriter):
         on_lost: OnLost = "raise",
         **options: object,
     ) -> None:
-        check_terms(timeout, on_lost)
+        check_save_settings(timeout, on_lost)
         super().__init__(path, **options)  # type: ignore[arg-type]
         if not self.sync_files:
             raise ValueError("sync_files=False: what is committed must be on the disk. Leave it out.")

@@ -36,7 +36,7 @@ from muster.worker.integrations.commit.commitment import (
     Commitment,
     ElsewhereError,
     OnLost,
-    check_terms,
+    check_save_settings,
     commit_written,
     report_failure,
 )
@@ -118,8 +118,8 @@ def committed(
 
     Raises:
         TypeError: it is another strategy, or none.
-        ValueError: it commits already, ``on_lost`` is neither, the timeout is no time, or the barrier is of
-            some ranks only.
+        ValueError: it commits already, ``on_lost`` is neither, the timeout is not a finite number above 0, or
+            the barrier does not cover all ranks.
     """
     if not isinstance(strategy, (DDPStrategy, FSDPStrategy, ModelParallelStrategy)):
         raise TypeError(
@@ -129,7 +129,7 @@ def committed(
         )
     if isinstance(strategy, CommittedSaves):
         raise ValueError("this strategy commits its checkpoints already: leave out one committed(…).")
-    check_terms(timeout, on_lost, barrier)
+    check_save_settings(timeout, on_lost, barrier)
     strategy.__class__ = _committing(type(strategy))
     strategy._saves = _Saves(barrier, timeout, on_lost)
     return strategy

@@ -7,7 +7,6 @@ commits.
 
 import operator
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from muster.checkpoint.committed import Committed, SaveAttempt
 from muster.worker.barriers import GrpcBarrier
@@ -54,7 +52,7 @@ from muster.worker.saves.storage.direct_save import DirectSave, PlacedSave
 from muster.worker.saves.storage.lazy_storage import LazyStorage
 from muster.worker.saves.storage.open_storage import absolute, check_options, open_storage
 from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of, written_note
-from muster.worker.saves.storage.reading import VerifyingReader
+from muster.worker.saves.storage.reading import load_into
 from muster.worker.saves.storage.written import check_whole
 
 Verify: TypeAlias = Literal["load", "off"]
@@ -451,7 +449,7 @@ class Checkpointer:
         overwrites = planner is None or (
             type(planner) is DefaultLoadPlanner and not planner.allow_partial_load
         )
-        return self._recover.newest(self._loader(state_dict, planner), overwrites=overwrites)
+        return self._recover.newest(partial(load_into, state_dict, planner), overwrites=overwrites)
 
     def load(
         self,
@@ -479,21 +477,10 @@ class Checkpointer:
             OSError: it cannot be read.
         """
         if path is not None:
-            return self._load.named(path, self._loader(state_dict, planner))
+            return self._load.named(path, partial(load_into, state_dict, planner))
         committed = self.resume(state_dict, planner=planner)
         if committed is None:
             raise FileNotFoundError(
                 f"{self._folder} holds no committed checkpoint. Save one first, or name a path."
             )
         return committed
-
-    def _loader(
-        self, state_dict: dict[str, Any], planner: LoadPlanner | None
-    ) -> Callable[[VerifyingReader], None]:
-        def load(reader: VerifyingReader) -> None:
-            # For good: restoring the filters would undo what another thread has set meanwhile.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            no_dist = not dist.is_initialized()
-            load_state(state_dict, storage_reader=reader, planner=planner, no_dist=no_dist)
-
-        return load

@@ -13,7 +13,7 @@ from tests.unit.worker.integrations.commit.folder_jobs import Job
 def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_last", {})
     monkeypatch.setattr(module, "_highest", {})
-    monkeypatch.setattr(folders, "_left", set())
+    monkeypatch.setattr(folders, "_unfinished_loads", set())
 
 
 @pytest.fixture

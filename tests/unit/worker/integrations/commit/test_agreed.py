@@ -55,9 +55,7 @@ def test_checkpoint_that_is_being_replaced_has_its_own_name(tmp_path: Path):
     assert agreed(tmp_path, tmp_path) == [path, path]
 
 
-def test_rank_that_asks_again_in_the_midst_of_a_choice_does_not_make_the_others_begin_from_scratch(
-    tmp_path: Path,
-):
+def test_repeated_call_during_a_choice_fails_all_ranks(tmp_path: Path):
     """Rank 0 sees an empty folder. Rank 1 sees a checkpoint, and cannot say so, since it is cut off."""
     share, empty = tmp_path / "share", tmp_path / "empty"
     share.mkdir()
@@ -73,7 +71,7 @@ def test_rank_that_asks_again_in_the_midst_of_a_choice_does_not_make_the_others_
     with pytest.raises(MusterError, match="Restart the job on all ranks"):
         look()
     # The group of another process, which knows nothing of the first call.
-    folders._left.clear()
+    folders._unfinished_loads.clear()
     again = in_thread(look)
     assert "out of step" in str(first.exception(PATIENCE))
     assert "they do not see the same folder" in str(again.exception(PATIENCE))

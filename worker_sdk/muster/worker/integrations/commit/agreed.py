@@ -17,7 +17,7 @@ PREFIX = "checkpoint/latest"
 
 
 def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None) -> Path | None:
-    """Return the checkpoint that rank 0 finds, on all ranks, which all call this.
+    """Return the checkpoint that rank 0 finds, on all ranks. All ranks must call it.
 
     Every other rank looks whether it sees the same. So no rank begins from scratch, or waits in a collective,
     while another one loads.
@@ -34,6 +34,9 @@ def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None
         BarrierError: not all ranks have come, or one cannot look, or does not see the same; the message names
             the rank.
         CorruptCheckpointError: there are checkpoints, and all are damaged.
+        MusterError: the ranks are out of step.
+        UncommittedError: this rank does not see what rank 0 sees.
+        RuntimeError: the checkpoint was replaced meanwhile.
         ConnectError: the coordinator could not be reached.
         OSError: this rank cannot look, or sees what rank 0 does not.
     """

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import is_file, retrying
 from muster.checkpoint.source import beside
 from muster.checkpoint.version import LaterVersionError
 from muster.worker.integrations.commit.lookup import (
@@ -17,6 +17,7 @@ from muster.worker.integrations.commit.lookup import (
     REPLACED,
     _marker,
     entries,
+    given_name,
     is_committed,
     replaced_name,
 )
@@ -38,7 +39,7 @@ def restore(folder: Path) -> list[Path]:
         Those that have them back.
     """
     names = [
-        left.with_name(left.name.removeprefix(".").removesuffix(REPLACED))
+        given_name(left)
         for left in entries(folder)
         if left.name.startswith(".") and not left.name.startswith("..") and left.name.endswith(REPLACED)
     ]
@@ -62,14 +63,8 @@ def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> No
             destroy(left)
         elif not unfinished.fullmatch(left.name) or (but is not None and left in (but, *but.parents)):
             continue
-        else:
-            try:
-                finished = _finish_commit(left)
-            except (OSError, LaterVersionError) as error:  # It may describe a checkpoint.
-                logger.warning("%s is left as it is: %s", left, error)
-                continue
-            if not finished:
-                remove(left)
+        elif not _finished_or_unreadable(left):
+            remove(left)
 
 
 def finish(path: Path) -> None:
@@ -81,11 +76,11 @@ def finish(path: Path) -> None:
     Raises:
         OSError: that cannot be done.
     """
-    if not path.is_file() or os.path.lexists(beside(path)):
+    if not is_file(path) or os.path.lexists(beside(path)):
         return
     for left in entries(path.parent):
         if _UNFINISHED.fullmatch(left.name):
-            _finish_commit(left)
+            _finished_or_unreadable(left)
     if not os.path.lexists(beside(path)) and os.path.lexists(replaced_name(beside(path))):
         # The file has not been replaced.
         replaced_name(beside(path)).rename(beside(path))
@@ -97,7 +92,7 @@ def remove(path: Path) -> None:
     Args:
         path: of a folder, a file or a link; it need not be there.
     """
-    if path.is_file() and os.path.lexists(beside(path)):
+    if is_file(path) and os.path.lexists(beside(path)):
         destroy(retire(beside(path)))
     if os.path.lexists(path):
         destroy(retire(path))
@@ -121,6 +116,15 @@ def doomed_name(path: Path) -> Path:
     return path.with_name(f"{REMOVED}{uuid.uuid4().hex}")
 
 
+def _finished_or_unreadable(left: Path) -> bool:
+    """Finish the commit of a file. What cannot be read is left as it is: it may describe a checkpoint."""
+    try:
+        return _finish_commit(left)
+    except (OSError, LaterVersionError) as error:
+        logger.warning("%s is left as it is: %s", left, error)
+        return True
+
+
 def _finish_commit(left: Path) -> bool:
     """Put beside a file what describes it, if its commit was left after the rename that gave it its name.
 
@@ -136,7 +140,7 @@ def _finish_commit(left: Path) -> bool:
     except (*ABSENT, ManifestError, ValueError, TypeError):
         return False
     path = left.with_name(files[0]) if len(files) == 1 and "/" not in files[0] else left
-    if not path.is_file() or os.path.lexists(left / path.name) or os.path.lexists(beside(path)):
+    if not is_file(path) or os.path.lexists(left / path.name) or os.path.lexists(beside(path)):
         return False
     left.rename(beside(path))
     return True

@@ -68,7 +68,7 @@ class Commitment:
 
     Raises:
         OutcomeUnknownError: the coordinator cannot be reached, and the last save waits for it.
-        ValueError: ``on_lost`` is neither, or the timeout is no time.
+        ValueError: ``on_lost`` is neither, or the timeout is not a finite number above 0.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Commitment:
         name: str = "",
         parts: int = 1,
     ) -> None:
-        check_terms(timeout, on_lost)
+        check_save_settings(timeout, on_lost)
         self._owner = os.getpid()
         self.caller = threading.current_thread()
         self.rank = barrier.rank
@@ -367,7 +367,7 @@ def commit_written(
     commitment.confirmed()
 
 
-def check_terms(timeout: float, on_lost: OnLost, barrier: GrpcBarrier | None = None) -> None:
+def check_save_settings(timeout: float, on_lost: OnLost, barrier: GrpcBarrier | None = None) -> None:
     """Check what users give an adapter for its saves.
 
     Args:
@@ -376,8 +376,8 @@ def check_terms(timeout: float, on_lost: OnLost, barrier: GrpcBarrier | None = N
         barrier: the barrier of all ranks of the job, if one was given.
 
     Raises:
-        ValueError: the timeout is no time, ``on_lost`` is neither of its values, or the barrier is of some
-            ranks only.
+        ValueError: the timeout is not a finite number above 0, ``on_lost`` is neither of its values, or the
+            barrier does not cover all ranks.
     """
     check_timeout(timeout)
     if on_lost not in get_args(OnLost):

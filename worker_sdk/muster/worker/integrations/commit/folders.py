@@ -23,7 +23,7 @@ from muster.worker.integrations.commit.cleanup import sweep
 from muster.worker.integrations.commit.commitment import (
     Commitment,
     OnLost,
-    check_terms,
+    check_save_settings,
     commit_written,
     report_failure,
     take_turn,
@@ -52,8 +52,8 @@ CORRUPT = b"/\0"
 SEPARATOR = b"\0"
 """Separates a marker from the damage of its checkpoint."""
 
-_left: set[Group] = set()
-"""The groups of which this rank has left a choice in whose midst the others may still be."""
+_unfinished_loads: set[Group] = set()
+"""Groups whose last load this rank left early. Others may still be in it."""
 
 Find: TypeAlias = Callable[[Set[Path]], Path | None]
 """Finds a checkpoint's name, given the checkpoints that were just found damaged."""
@@ -70,14 +70,14 @@ class FolderSaves:
         on_lost: what becomes of this process if a rank is lost, or does not come in time.
 
     Raises:
-        ValueError: ``on_lost`` is not one of its values, the timeout is no time, or the barrier is of some
-            ranks only.
+        ValueError: ``on_lost`` is not one of its values, the timeout is not a finite number above 0, or the
+            barrier does not cover all ranks.
     """
 
     def __init__(
         self, prefix: str, name: str, barrier: GrpcBarrier | None, timeout: float, on_lost: OnLost
     ) -> None:
-        check_terms(timeout, on_lost, barrier)
+        check_save_settings(timeout, on_lost, barrier)
         self._prefix = prefix
         self._name = name
         self._barrier = barrier
@@ -202,7 +202,7 @@ class FolderSaves:
             verify: whether its files are verified here.
             look: confirms on each other rank that no checkpoint exists: rank 0's host may not have the share.
         """
-        if Group.of(barrier) in _left:
+        if Group.of(barrier) in _unfinished_loads:
             raise MusterError(
                 "the last load ended here before this rank heard from the coordinator how it ends, and the "
                 "other ranks may be in the midst of it. Restart the job on all ranks."
@@ -268,9 +268,9 @@ class FolderSaves:
         word = None if failure is None else failure_text(failure)
         group = Group.of(barrier)
         if not begins:
-            _left.add(group)
+            _unfinished_loads.add(group)
         decision = barrier.vote(word, self._timeout, found)
-        _left.discard(group)
+        _unfinished_loads.discard(group)
         if failure is not None:
             raise failure
         if decision.outcome is not Outcome.RELEASED:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 
 from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
@@ -219,12 +220,18 @@ def _highest(folder: Path) -> int:
         except ABSENT:
             unread += _has_manifest(path)
         except PermissionError as error:
-            logger.warning("%s: loads from %s fail until this can be read, or is elsewhere", error, folder)
+            _warn_of_unreadable(str(path), str(error))
             unread += 1
         except (ValueError, TypeError, LaterVersionError):
             unread += 1
     # Those that cannot be read now have had orders, too, and may be restored.
     return highest + unread
+
+
+@lru_cache(maxsize=64)
+def _warn_of_unreadable(path: str, error: str) -> None:
+    """Warn once that a marker cannot be read."""
+    logger.warning("%s cannot be read, so loads from its folder may fail: %s", path, error)
 
 
 def _order(path: Path) -> int:

@@ -120,7 +120,8 @@ def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
     others = ", ".join(path.name for path in _names(folder, named))
     written = f"; {others} were written by something else" if others else ""
     raise UncommittedError(
-        f"there is no committed checkpoint in {folder}{written}. Begin anew, or name one that was committed."
+        f"there is no committed checkpoint in {folder}{written}. Start from scratch, or name one that was "
+        "committed."
     )
 
 

@@ -13,7 +13,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.directory import write_marker
 from muster.worker.barriers import GrpcBarrier
-from muster.worker.integrations.commit.commitment import OnLost, check_terms
+from muster.worker.integrations.commit.commitment import OnLost, check_save_settings
 from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.lookup import Marker, read, stamped
 from muster.worker.integrations.deepspeed.engine import EngineSaves
@@ -87,7 +87,7 @@ def commit_together(
     theirs = cast("Any", engine)
     if isinstance(getattr(theirs.save_checkpoint, "__self__", None), EngineSaves):
         raise ValueError("this engine commits its checkpoints already: leave out one commit_together(…).")
-    check_terms(timeout, on_lost, barrier)
+    check_save_settings(timeout, on_lost, barrier)
     _check_configuration(theirs)
     rank, world_size = comm.get_rank(), comm.get_world_size()
     barrier = barrier or GrpcBarrier(rank, world_size, PREFIX)

@@ -161,7 +161,7 @@ class EngineSaves:
             if choice.error is not None:
                 raise choice.error
             if choice.tag is None:
-                check_none(folder, self._barrier.rank, damaged.keys())
+                check_none(folder, self._barrier.rank)
                 logger.warning("%s is not there, and no checkpoint: nothing is loaded", folder / LATEST)
                 return None, None
             found, marker = find_tag(folder / choice.tag)

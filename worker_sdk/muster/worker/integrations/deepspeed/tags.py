@@ -1,7 +1,7 @@
 """Which tag is loaded: the same committed checkpoint on all ranks."""
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,20 +72,19 @@ def _named(folder: Path) -> str | None:
         return None
 
 
-def check_none(folder: Path, rank: int, damaged: Set[Path]) -> None:
+def check_none(folder: Path, rank: int) -> None:
     """Confirm on all ranks that there is no checkpoint, where rank 0 has found none.
 
     Args:
         folder: the folder of the checkpoints.
         rank: this rank.
-        damaged: the checkpoints that were just found damaged.
 
     Raises:
         RuntimeError: a rank finds one, or cannot look.
     """
     said: str | None = None
     try:
-        if rank != 0 and (last := newest(folder, damaged)) is not None:
+        if rank != 0 and (last := newest(folder, frozenset())) is not None:
             said = f"finds {last}: the ranks do not see the same folder. Mount it on rank 0's host"
     except Exception as error:  # The others wait for this rank, whatever happens to it.
         said = f"cannot tell: {error}. See that {folder} can be read on all hosts"

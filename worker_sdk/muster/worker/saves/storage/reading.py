@@ -3,12 +3,16 @@
 import io
 import os
 import pickle
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
+import torch.distributed as dist
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
 from muster.checkpoint.committed import Committed
@@ -28,6 +32,9 @@ from muster.checkpoint.verification import (
 from muster.worker.saves.storage.rank_write import METADATA
 from muster.worker.saves.storage.read_ahead import ReadAhead
 from muster.worker.saves.storage.stored_tensor import stored_tensor
+
+NO_PROCESS_GROUP = "torch.distributed is disabled"
+"""How torch's warning begins that a load without a process group is of a single process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,20 @@ def open_checkpoint(made: Committed, source: Source, *, verify: bool, sizes: boo
     except Exception as error:
         raise RuntimeError(f"{source.place}/{METADATA} cannot be read: {error!r}") from error
     return Opened(made, source, metadata, manifest)
+
+
+def load_into(state_dict: dict[str, Any], planner: LoadPlanner | None, reader: "VerifyingReader") -> None:
+    """Fill a state by torch's own load.
+
+    Args:
+        state_dict: the state. Tensors are filled in place.
+        planner: torch's; None: its default.
+        reader: of the checkpoint.
+    """
+    # For good: restoring the filters would undo what another thread has set meanwhile.
+    if not any(NO_PROCESS_GROUP in str(one[1]) for one in warnings.filters):
+        warnings.filterwarnings("ignore", NO_PROCESS_GROUP, UserWarning)
+    load(state_dict, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
 
 
 class ItemReader(FileSystemReader):

@@ -154,7 +154,7 @@ def test_lost_rank_is_named_to_those_whose_collective_failed(job: Job, monkeypat
     def load_state(*_: object, **__: object) -> None:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]")
 
-    monkeypatch.setattr("muster.worker.saves.checkpointer.load_state", load_state)
+    monkeypatch.setattr("muster.worker.saves.storage.reading.load", load_state)
 
     def load(one: Checkpointer, rank: int) -> object:
         if rank != 1:

@@ -46,6 +46,8 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         self.port = port or free_port()
         self.endpoint = f"127.0.0.1:{self.port}"
         self.keepers: dict[str, FakeKeeper] = {}
+        self._urls: dict[str, str] = {}
+        """Also of keepers whose stream has ended."""
         self.orders: dict[str, pb.Orders] = {}
         """By keeper, the last orders: the first that its next stream hears."""
         self.refusing = False
@@ -101,6 +103,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         keeper = FakeKeeper(request)
         with self._lock:
             self.keepers[request.keeper.id] = keeper
+            self._urls[request.keeper.id] = request.keeper.url
 
         def end() -> None:
             # Not after the loop: if the stream ends while gRPC sends, gRPC does not resume the generator.
@@ -163,8 +166,8 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
             keeper.outbox.put(pb.KeepResponse(orders=self.orders[keeper_id]))
 
     def url(self, keeper_id: str) -> str:
-        """The URL that a keeper has told."""
-        return str(self.keepers[keeper_id].request.keeper.url)
+        """The URL that a keeper has told, on its newest stream or on one that has ended."""
+        return self._urls[keeper_id]
 
     def source(self, keeper_id: str, *ranks: int) -> pb.Location:
         """A keeper as a source of parts."""

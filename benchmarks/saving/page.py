@@ -19,7 +19,7 @@ def targets(cells: list[Cell]) -> list[tuple[str, str, str, bool]]:
             continue
         stall, durable = mine.median("stall"), mine.median("durable")
         least = min(honest, key=lambda c: c.median("stall"))
-        others = [c for c in [*ours, *honest] if c is not mine and c.samples]
+        others = [c for c in [*ours, *honest] if c is not mine]
         fastest = min(others, key=lambda c: c.median("durable"))
         best_stall, best = least.median("stall"), fastest.median("durable")
         rows.append(

@@ -47,7 +47,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         self.endpoint = f"127.0.0.1:{self.port}"
         self.keepers: dict[str, FakeKeeper] = {}
         self._urls: dict[str, str] = {}
-        """Also of keepers whose stream has ended."""
+        """Includes keepers with a closed stream."""
         self.orders: dict[str, pb.Orders] = {}
         """By keeper, the last orders: the first that its next stream hears."""
         self.refusing = False

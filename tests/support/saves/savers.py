@@ -128,7 +128,7 @@ class _App:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a state of its own, whose tensors are those of the object."""
+        """Return a new dictionary with the object's own tensors."""
         return {"model": {"weight": self._state["weight"]}, "step": self._state["step"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

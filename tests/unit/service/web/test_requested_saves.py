@@ -20,7 +20,7 @@ def sixteen() -> scenes.Scene:
 def page(
     scene: scenes.Scene, *, left: float | None, by: str = "ann@desk", reason: str = "", late: str = ""
 ) -> str:
-    """Return the page of a run whose ranks have agreed on a step for a save."""
+    """Return the page of a run after its ranks have agreed on a step for a save."""
     taken = page_data.take_run(scene.coordinator, "llama-70b", scene.instant, singly=False)
     save = Save(
         number=5,

@@ -31,7 +31,7 @@ class Saves(Protocol):
     """A way to save and load."""
 
     refusal: ClassVar[type[BaseException]]
-    """What a load raises whose state does not fit."""
+    """The error of a load into a state that does not fit."""
 
     def save(self, state: dict[str, Any], path: Path) -> None: ...
 
@@ -168,7 +168,7 @@ def test_an_object_with_a_state_that_is_nested_is_one_value(saves: Saves, tmp_pa
     assert (found["outer"]["app"].step, old.step) == (3, 0)
 
 
-def test_what_is_nested_and_what_is_no_tensor(saves: Saves, tmp_path: Path):
+def test_nested_values_and_values_that_are_not_tensors(saves: Saves, tmp_path: Path):
     def made(full: bool) -> dict[str, Any]:
         value = 5.0 if full else 0.0
         return {
@@ -230,14 +230,14 @@ def test_an_empty_state(saves: Saves, tmp_path: Path):
     assert found == {}
 
 
-def test_a_part_of_what_was_saved(saves: Saves, tmp_path: Path):
+def test_load_into_a_smaller_state(saves: Saves, tmp_path: Path):
     saves.save({"a": torch.ones(3), "b": {"c": torch.ones(2), "d": 4}}, tmp_path / "last")
     found: dict[str, Any] = {"b": {"c": torch.zeros(2)}}
     saves.load(found, tmp_path / "last")
     assert found["b"]["c"].tolist() == [1.0, 1.0]
 
 
-def test_a_part_of_what_is_asked_for(saves: Saves, tmp_path: Path):
+def test_partial_load_into_a_larger_state(saves: Saves, tmp_path: Path):
     saves.save({"a": torch.ones(3)}, tmp_path / "last")
     found = {"a": torch.zeros(3), "b": torch.zeros(3)}
     with pytest.raises(saves.refusal, match=r"Missing key in checkpoint state_dict: b"):

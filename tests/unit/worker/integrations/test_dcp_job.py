@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A process alone, whose state is its step."""
+    """A single process with its step as its state."""
     monkeypatch.setattr(commitment, "_last", {})
     monkeypatch.setattr(commitment, "_highest", {})
     for name in ("RANK", "WORLD_SIZE", "MUSTER_ENDPOINT"):

@@ -124,24 +124,14 @@ def latest(project_dir: str | Path) -> Path | None:
 def agreed_latest(project_dir: str | Path, *, barrier: GrpcBarrier | None = None) -> Path | None:
     """Return what :func:`latest` does, the same on all ranks. All ranks must call it.
 
-    Rank 0 looks, and every other rank looks whether it sees the same. A rank is waited for up to 20 minutes.
+    Its errors are those of :func:`muster.worker.integrations.commit.agreed.agree_on_newest`.
 
     Args:
         project_dir: the accelerator's.
-        barrier: of all ranks, and for nothing else; default: one of group ``checkpoint/latest``, of the ranks
-            that the environment names, or else torch's process group.
+        barrier: of all ranks, and for nothing else; default: one made from the environment.
 
     Returns:
         None if no rank finds a checkpoint.
-
-    Raises:
-        BarrierError: not all ranks have come, or one cannot look; the message names the rank.
-        CorruptCheckpointError: there are checkpoints, and all are damaged.
-        MusterError: the ranks are out of step.
-        ConnectError: the coordinator could not be reached.
-        UncommittedError: this rank does not see what rank 0 sees.
-        RuntimeError: the checkpoint was replaced meanwhile.
-        OSError: this rank cannot look, or sees what rank 0 does not.
     """
     folder = _checkpoints(project_dir)
     return agree_on_newest(folder, partial(newest, folder, NAMED), barrier)

@@ -109,7 +109,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path, 2)
     yield made
     for rank in range(2):
-        made.group.lose(rank)  # Of a test that has failed, nobody waits on.
+        made.group.lose(rank)  # After a failed test, no thread keeps waiting.
     made.close()
 
 

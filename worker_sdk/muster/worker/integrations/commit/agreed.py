@@ -20,12 +20,13 @@ def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None
     """Return the checkpoint that rank 0 finds, on all ranks. All ranks must call it.
 
     Every other rank looks whether it sees the same. So no rank begins from scratch, or waits in a collective,
-    while another one loads.
+    while another one loads. A rank is waited for up to 20 minutes.
 
     Args:
         folder: where checkpoints have their names; all ranks share it.
         find: returns the newest checkpoint of the folder, without those given to it.
-        barrier: of all ranks; default: one of group ``checkpoint/latest``, taken from the environment.
+        barrier: of all ranks, and for nothing else; default: one of group ``checkpoint/latest``, of the ranks
+            that the environment names, or else torch's process group.
 
     Returns:
         None if no rank finds a checkpoint.

@@ -117,7 +117,7 @@ def doomed_name(path: Path) -> Path:
 
 
 def _finished_or_unreadable(left: Path) -> bool:
-    """Finish the commit of a file. What cannot be read is left as it is: it may describe a checkpoint."""
+    """Finish the commit of a file, or leave an unreadable folder as it is: it may describe a checkpoint."""
     try:
         return _finish_commit(left)
     except (OSError, LaterVersionError) as error:

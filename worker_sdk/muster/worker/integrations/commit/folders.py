@@ -53,7 +53,7 @@ SEPARATOR = b"\0"
 """Separates a marker from the damage of its checkpoint."""
 
 _unfinished_loads: set[Group] = set()
-"""Groups whose last load this rank left early. Others may still be in it."""
+"""Groups in which this rank left the last load early. Others may still be in it."""
 
 Find: TypeAlias = Callable[[Set[Path]], Path | None]
 """Finds a checkpoint's name, given the checkpoints that were just found damaged."""

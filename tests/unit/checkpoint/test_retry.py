@@ -1,7 +1,11 @@
 """Reads of shared storage are tried again, and absence is believed at once."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
+from muster.checkpoint import retry
 from muster.checkpoint.retry import DELAYS, retrying
 
 
@@ -44,3 +48,21 @@ def test_absence_and_other_errors_are_not_retried(error: type[Exception]):
 def test_each_retry_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture):
     retrying("/mnt/job1", Flaky(OSError("stale file handle")), lambda _: None)
     assert "cannot read /mnt/job1; retrying in 0.1 s: stale file handle" in caplog.text
+
+
+def test_error_at_a_path_is_not_taken_for_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    assert [retry.is_file(tmp_path / name) for name in ("file", "missing", "file/below", ".")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+    def fails(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(retry, "DELAYS", ())
+    monkeypatch.setattr(Path, "stat", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        retry.is_file(tmp_path / "file")

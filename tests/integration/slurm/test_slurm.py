@@ -4,9 +4,11 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lab.drain import told
@@ -83,6 +85,18 @@ class Job:
         until(lambda: self.state["JobState"] not in {"RUNNING", "COMPLETING"}, self.story)
         assert self.state["JobState"] == "COMPLETED", self.story()
         assert len(told(self.folder, RANKS, "finished")) == RANKS
+        # Each would go on asking the cluster and the coordinator, on a node that others use by then.
+        until(lambda: not self.watchers(), lambda: f"watchers are left: {self.watchers()}")
+
+    def watchers(self) -> list[int]:
+        """Return the process ids of its watchers."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                ours = process.environ().get("SLURM_JOB_ID") == str(self.id)
+                if ours and {"watch", "--source=slurm"} <= set(process.cmdline()):
+                    found.append(process.pid)
+        return found
 
     def story(self) -> str:
         """Return what is known of it, for a test that fails."""

@@ -18,5 +18,11 @@ def test_save_before_the_time_limit_has_a_deadline_that_leaves_time(script: Path
     assert 0 < int(seconds) < int(warning)
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_watcher_is_a_step_that_ends_with_the_job(script: Path):
+    (line,) = re.findall("^(.*)muster watch .*&$", script.read_text(), re.MULTILINE)
+    assert line.startswith("srun --overlap ")
+
+
 def test_scripts_of_both_launchers_are_there():
     assert [script.name for script in SCRIPTS] == ["ranks.sbatch", "torchrun.sbatch"]

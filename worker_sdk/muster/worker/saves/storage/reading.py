@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from muster.checkpoint.verification import (
 from muster.worker.saves.storage.rank_write import METADATA
 from muster.worker.saves.storage.read_ahead import ReadAhead
 from muster.worker.saves.storage.stored_tensor import stored_tensor
+from muster.worker.saves.warning_filters import ignore_warning
 
 NO_PROCESS_GROUP = "torch.distributed is disabled"
 """How torch's warning begins that a load without a process group is of a single process."""
@@ -84,9 +84,7 @@ def load_into(state_dict: dict[str, Any], planner: LoadPlanner | None, reader: "
         planner: torch's; None: its default.
         reader: of the checkpoint.
     """
-    # For good: restoring the filters would undo what another thread has set meanwhile.
-    if not any(NO_PROCESS_GROUP in str(one[1]) for one in warnings.filters):
-        warnings.filterwarnings("ignore", NO_PROCESS_GROUP, UserWarning)
+    ignore_warning(NO_PROCESS_GROUP, UserWarning)
     load(state_dict, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
 
 

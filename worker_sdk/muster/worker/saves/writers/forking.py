@@ -11,12 +11,13 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import signal
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.worker.errors import MusterError
+from muster.worker.saves.warning_filters import ignore_warning
 from muster.worker.saves.writers import child
 from muster.worker.saves.writers.writer_process import WriterProcess
 
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 SIGN_TIMEOUTS = (2.0, 8.0, 30.0)
 """Seconds that a child has to show that it lives, at the first attempt, the second and the last. It takes
 milliseconds; a machine that is overloaded may need longer."""
+
+BESIDE_THREADS = r"This process \(pid=\d+\) is multi-threaded, use of fork\(\)"
+"""How Python's warning of a fork beside threads begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +166,9 @@ def _fork() -> int:
     collects, pid = gc.isenabled(), -1
     gc.disable()
     try:
-        with warnings.catch_warnings():
-            # Newer Pythons warn of forks beside threads: rightly, and the child is made for it.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        # From Python 3.12 on: rightly, and the child is made for it.
+        ignore_warning(BESIDE_THREADS, DeprecationWarning, re.escape(__name__))
+        pid = os.fork()
         return pid
     finally:
         if collects and pid != 0:

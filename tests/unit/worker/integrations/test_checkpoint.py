@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,14 @@ def loaded(path: Path) -> float:
     return float(found["weights"][0])
 
 
+def refused(path: Path, caplog: pytest.LogCaptureFixture) -> str:
+    """What the error of a load says, and the log: torch 2.9 and 2.10 leave out why there is no metadata."""
+    caplog.clear()
+    with pytest.raises(dcp.CheckpointException) as error:
+        loaded(path)
+    return f"{error.value}\n{caplog.text}"
+
+
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -60,7 +69,8 @@ def names(folder: Path) -> set[str]:
 def test_what_is_saved_is_loaded_and_the_name_can_be_used_again(tmp_path: Path):
     path = tmp_path / "last"
     for value in (1.0, 2.0):
-        metadata = dcp.save(state(value), storage_writer=CommittedWriter(path))
+        dcp.save(state(value), storage_writer=CommittedWriter(path))
+        metadata = CommittedReader(path).read_metadata()
         assert metadata.storage_meta is not None
         assert metadata.storage_meta.checkpoint_id == path
         assert loaded(path) == value
@@ -113,11 +123,11 @@ def test_a_save_that_fails_leaves_what_was_there(
     assert names(tmp_path) == {"last"}
 
 
-def test_what_is_not_committed_is_not_loaded(tmp_path: Path):
+def test_what_is_not_committed_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "last"
     dcp.save(state(1.0), checkpoint_id=path)
-    with pytest.raises(dcp.CheckpointException, match="is not a committed checkpoint"):
-        loaded(path)
+    assert "is not a committed checkpoint" in refused(path, caplog)
+    assert "is not a committed checkpoint" in caplog.text
     with pytest.raises(UncommittedError, match="is not a committed checkpoint"):
         CommittedReader(path).read_metadata()
 
@@ -350,29 +360,28 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_not_loaded_and_passed_over_from_then_on(tmp_path: Path, damage: str):
+def test_what_is_damaged_is_not_loaded_and_passed_over_from_then_on(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+):
     older, path = tmp_path / "step-1", tmp_path / "step-2"
     dcp.save(state(1.0), storage_writer=CommittedWriter(older))
     dcp.save(state(2.0), storage_writer=CommittedWriter(path))
     DAMAGES[damage](path)
-    with pytest.raises(dcp.CheckpointException, match=r"step-2 is damaged: .* \(found by rank 0 on "):
-        loaded(path)
+    assert re.search(r"step-2 is damaged: .* \(found by rank 0 on ", refused(path, caplog))
     assert Damage.decode((path / DAMAGED).read_bytes()).rank == 0
-    with pytest.raises(dcp.CheckpointException, match="step-2 is damaged"):
-        loaded(path)
+    assert "step-2 is damaged" in refused(path, caplog)
     assert latest(tmp_path) == older
     assert loaded(older) == 1.0
     dcp.save(state(3.0), storage_writer=CommittedWriter(path))
     assert latest(tmp_path) == path, "it may be saved again"
 
 
-def test_a_marker_that_is_damaged_is_none(tmp_path: Path):
+def test_a_marker_that_is_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "step-1"
     dcp.save(state(1.0), storage_writer=CommittedWriter(path))
     said = json.loads((path / MARKER).read_text())
     (path / MARKER).write_text(json.dumps(said | {"world_size": 7}))
-    with pytest.raises(dcp.CheckpointException, match="does not agree with its digest"):
-        loaded(path)
+    assert "does not agree with its digest" in refused(path, caplog)
     with pytest.raises(CorruptCheckpointError, match=r"all committed checkpoints are damaged: .*step-1"):
         latest(tmp_path)
 

@@ -342,6 +342,14 @@ class CommittedReader(ItemReader):
             UncommittedError: there is no committed checkpoint of this name.
             OSError: it cannot be read.
         """
+        try:
+            return self._read_metadata(*args, **options)
+        except Exception as error:
+            # The error that torch makes of it is "metadata is None" in torch 2.9 and 2.10.
+            logger.warning("%s is not loaded: %s", self._name, error)
+            raise
+
+    def _read_metadata(self, *args: object, **options: object) -> Metadata:
         self.path, marker = read_whole(self._name)
         self._marker = marker
         made = Committed(

@@ -51,6 +51,13 @@ def test_tensor_is_the_one_that_was_written(tensor: torch.Tensor):
     assert_same(stored_tensor(written(tensor)), tensor)
 
 
+uses_bytes = pytest.mark.skipif(
+    torch.__version__ < (2, 11),
+    reason="skip_data makes storages of a wrong size up to torch 2.10: bytes are copied",
+)
+
+
+@uses_bytes
 @pytest.mark.parametrize("tensor", PLAIN.values(), ids=PLAIN)
 def test_large_plain_tensor_uses_the_bytes_where_they_are(tensor: torch.Tensor):
     data = written(tensor)
@@ -58,6 +65,7 @@ def test_large_plain_tensor_uses_the_bytes_where_they_are(tensor: torch.Tensor):
     assert begin < stored_tensor(data).data_ptr() < begin + len(data)
 
 
+@uses_bytes
 def test_tensor_that_was_written_without_checksums_uses_the_bytes_where_they_are():
     torch.serialization.set_crc32_options(False)
     try:

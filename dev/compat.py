@@ -48,9 +48,10 @@ OPTIONS = (
     *("-q", "-n", "2", "-p", "no:cacheprovider"),
     # No time limits: other work runs on this machine meanwhile.
     "--hypothesis-profile=ci",
-    # Some versions of torch warn of their own code: 2.9 of its file writer, 2.11 of its loads.
+    # Some versions of torch warn of their own code: 2.9 of its file writer, 2.11 and 2.15 of their loads.
     "-W=ignore:TypedStorage is deprecated:UserWarning",
     "-W=ignore:Sparse invariant checks are implicitly disabled:UserWarning",
+    "-W=ignore:Validating sparse tensor invariants:UserWarning",
 )
 """Options of pytest."""
 

@@ -22,8 +22,6 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.storage import WriteResult
 
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
@@ -60,7 +58,7 @@ from muster.worker.integrations.commit.lookup import (
 )
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint, check_name
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
-from muster.worker.saves.storage.written import check_files, lengths
+from muster.worker.saves.storage.written import check_shards
 
 __all__ = ["committed", "latest"]
 
@@ -221,7 +219,7 @@ class _Saves:
                 f"{staged.path} is a file, which no rename can replace by a folder of shards. Move it away, "
                 "or save under another name."
             )
-        _check_shards(staged.unfinished)
+        _check_sharded(staged.unfinished)
         staged.commit(marker, manifest)
         self._unfinished = None
 
@@ -236,6 +234,22 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
             f"{type(self).__name__} cannot go to another process: start the ranks by torchrun, srun or "
             "Lightning's own launcher of scripts, not by spawn."
         )
+
+    def setup_environment(self) -> None:
+        """Lightning's: connect the ranks. Nothing is loaded yet.
+
+        Raises:
+            MusterError: only some ranks have found a checkpoint to resume from. The others would hang.
+        """
+        super().setup_environment()
+        path = self.lightning_module.trainer.ckpt_path
+        if not self.reduce_boolean_decision(path is None) and not self.reduce_boolean_decision(
+            path is not None
+        ):
+            raise MusterError(
+                f"rank {self.global_rank} has {path or 'no checkpoint'} to resume from, and another rank has "
+                f"{'one' if path is None else 'none'}. Mount the checkpoints' folder on all hosts."
+            )
 
     def setup(self, trainer: Trainer) -> None:
         """Lightning's: training, or another use of the model, is to begin.
@@ -393,7 +407,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         if self.is_global_zero and (marker is None or marker.manifest is None):
             logger.warning("%s has no digests: it is loaded unverified", found)
             try:
-                _check_shards(found)
+                _check_sharded(found)
             except OSError as error:
                 raise UncommittedError(f"{path} is not whole any more: {error}") from error
         return found, marker
@@ -473,12 +487,9 @@ def _check_io(io: object) -> None:
         io = getattr(io, "checkpoint_io", None)
 
 
-def _check_shards(folder: Path) -> None:
-    """Raises: OSError: a shard of a folder is not there, or shorter than it was written."""
+def _check_sharded(folder: Path) -> None:
     if (folder / SHARDED).is_file():
-        stored = FileSystemReader(folder).read_metadata().storage_data
-        written = [WriteResult(index, info.length, info) for index, info in stored.items()]
-        check_files(folder, lengths([written]))
+        check_shards(folder)
 
 
 def _restored(trainer: Trainer) -> list[str]:

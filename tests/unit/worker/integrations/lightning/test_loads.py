@@ -125,6 +125,26 @@ def test_who_can_load_does_not_go_on_alone(tmp_path: Path, monkeypatch: pytest.M
         strategy.load_checkpoint(tmp_path / "last.ckpt")
 
 
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("last.ckpt", "rank 0 has last.ckpt to resume from, and another rank has none"),
+        (None, "rank 0 has no checkpoint to resume from, and another rank has one"),
+    ],
+)
+def test_rank_that_alone_finds_a_checkpoint_or_none_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, path: str | None, text: str
+):
+    strategy = ddp()
+    strategy._lightning_module = SimpleNamespace(trainer=SimpleNamespace(ckpt_path=path))
+    monkeypatch.setattr(DDPStrategy, "setup_environment", lambda _: None)
+    strategy.setup_environment()
+    # Another rank finds the opposite, so no answer is the same on all.
+    monkeypatch.setattr(DDPStrategy, "reduce_boolean_decision", lambda *_: False)
+    with pytest.raises(MusterError, match=text):
+        strategy.setup_environment()
+
+
 def test_a_name_that_was_lost_is_given_back_before_training_begins_anew(tmp_path: Path):
     strategy = fully_sharded()
     strategy.save_checkpoint(state(1), tmp_path / "last.ckpt")

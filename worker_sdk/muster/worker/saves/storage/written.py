@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -34,17 +35,19 @@ def _parts(metadata: Metadata) -> Iterator[MetadataIndex]:
             yield MetadataIndex(name)
 
 
-def lengths(results: list[list[WriteResult]]) -> dict[str, int]:
-    """Return how many bytes were written to each file at least.
+def check_shards(folder: Path) -> None:
+    """Check that the files which torch's metadata in a folder names are there, as long as it says.
 
     Args:
-        results: by rank, what torch says of its part.
+        folder: a checkpoint that torch has written.
+
+    Raises:
+        OSError: a file is shorter, or is not there.
     """
     ends: dict[str, int] = {}
-    for result in (result for part in results for result in part):
-        stored = result.storage_data
+    for stored in FileSystemReader(folder).read_metadata().storage_data.values():
         ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), stored.offset + stored.length)
-    return ends
+    check_files(folder, ends)
 
 
 def check_files(folder: Path, written: Mapping[str, int]) -> None:

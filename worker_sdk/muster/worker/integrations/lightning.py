@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import (
     Strategy,
     StrategyRegistry,
 )
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
 from muster.checkpoint.committed import UncommittedError
@@ -29,6 +30,7 @@ from muster.checkpoint.manifest import Manifest
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.commit import lookup
+from muster.worker.integrations.commit.agreed import check_all_resume
 from muster.worker.integrations.commit.cleanup import finish, remove, restore
 from muster.worker.integrations.commit.commitment import (
     Commitment,
@@ -75,14 +77,16 @@ SHARDED = "meta.pt"
 T = TypeVar("T")
 S = TypeVar("S", bound=Strategy)
 
-_SIGNATURES = {
+_STRATEGY = {
     "save_checkpoint": ["self", "checkpoint", "filepath", "storage_options"],
     "load_checkpoint": ["self", "checkpoint_path", "weights_only"],
     "remove_checkpoint": ["self", "filepath"],
     "setup": ["self", "trainer"],
     "on_train_start": ["self"],
 }
-check_signatures("lightning", Strategy, _SIGNATURES, TRIED)
+check_signatures("lightning", Strategy, _STRATEGY, TRIED)
+_CONNECTOR = {"resume_start": _STRATEGY["load_checkpoint"]}
+check_signatures("lightning", _CheckpointConnector, _CONNECTOR, TRIED)
 
 
 def committed(
@@ -236,20 +240,16 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         )
 
     def setup_environment(self) -> None:
-        """Lightning's: connect the ranks. Nothing is loaded yet.
-
-        Raises:
-            MusterError: only some ranks have found a checkpoint to resume from. The others would hang.
-        """
+        """Lightning's: connect the ranks. ``fit`` raises if only some find a checkpoint to resume from."""
         super().setup_environment()
-        path = self.lightning_module.trainer.ckpt_path
-        if not self.reduce_boolean_decision(path is None) and not self.reduce_boolean_decision(
-            path is not None
-        ):
-            raise MusterError(
-                f"rank {self.global_rank} has {path or 'no checkpoint'} to resume from, and another rank has "
-                f"{'one' if path is None else 'none'}. Mount the checkpoints' folder on all hosts."
-            )
+        connector = self.lightning_module.trainer._checkpoint_connector
+        resume = type(connector).resume_start
+
+        def resume_start(path: str | Path | None = None, weights_only: bool | None = None) -> None:
+            check_all_resume(self.global_rank, path, self.reduce_boolean_decision)
+            resume(connector, path, weights_only)
+
+        connector.resume_start = resume_start
 
     def setup(self, trainer: Trainer) -> None:
         """Lightning's: training, or another use of the model, is to begin.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -136,13 +137,14 @@ def test_rank_that_alone_finds_a_checkpoint_or_none_does_not_begin(
     monkeypatch: pytest.MonkeyPatch, path: str | None, text: str
 ):
     strategy = ddp()
-    strategy._lightning_module = SimpleNamespace(trainer=SimpleNamespace(ckpt_path=path))
+    trainer = Trainer(accelerator="cpu", strategy=strategy, logger=False)
+    strategy._lightning_module = SimpleNamespace(trainer=trainer)
     monkeypatch.setattr(DDPStrategy, "setup_environment", lambda _: None)
     strategy.setup_environment()
     # Another rank finds the opposite, so no answer is the same on all.
     monkeypatch.setattr(DDPStrategy, "reduce_boolean_decision", lambda *_: False)
     with pytest.raises(MusterError, match=text):
-        strategy.setup_environment()
+        trainer._checkpoint_connector.resume_start(path)
 
 
 def test_a_name_that_was_lost_is_given_back_before_training_begins_anew(tmp_path: Path):

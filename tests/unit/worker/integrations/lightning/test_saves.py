@@ -49,7 +49,12 @@ def full(*_: object, **__: object) -> None:
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize(
     "place",
-    [(StagedCheckpoint, "prepare"), (torch, "save"), (module, "_check_sharded"), (StagedCheckpoint, "commit")],
+    [
+        (StagedCheckpoint, "prepare"),
+        (torch, "save"),
+        (module, "_check_sharded"),
+        (StagedCheckpoint, "commit"),
+    ],
 )
 def test_a_save_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, place: tuple[Any, str]

@@ -1,12 +1,14 @@
-"""The newest checkpoint of a folder, the same on all ranks."""
+"""All ranks resume from the same checkpoint, or none does."""
 
-from collections.abc import Set
+import os
+from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.errors import MusterError
 from muster.worker.integrations.commit.folders import Find, FolderSaves
 from muster.worker.integrations.commit.lookup import given_name
 from muster.worker.saves.job_barrier import job_barrier
@@ -52,3 +54,23 @@ def _committed(find: Find, excluded: Set[Path]) -> Path | None:
     with suppress(UncommittedError):
         return find(excluded)
     return None
+
+
+def check_all_resume(
+    rank: int, path: str | os.PathLike[str] | None, true_on_all: Callable[[bool], bool]
+) -> None:
+    """Check that all ranks have found a checkpoint, or none has. Otherwise those that load would hang.
+
+    Args:
+        rank: this one.
+        path: the checkpoint that it has found.
+        true_on_all: a collective of all ranks: whether a condition holds on each of them.
+
+    Raises:
+        MusterError: only some ranks have found one.
+    """
+    if not true_on_all(path is None) and not true_on_all(path is not None):
+        raise MusterError(
+            f"rank {rank} has {path or 'no checkpoint'} to resume from, and another rank has "
+            f"{'one' if path is None else 'none'}. Mount the checkpoints' folder on all hosts."
+        )

@@ -259,6 +259,7 @@ def _interpreters(version: str) -> Iterator[str]:
 
 ENTER = """
 root=$1; folder=$2; shift 2
+PATH=$PATH:/usr/sbin  # of chroot
 certificates=/etc/ssl/certs/ca-certificates.crt
 for what in /proc /dev /sys /etc/resolv.conf $certificates "$folder" "$(realpath .tools)"; do
     if [ -d "$what" ]; then mkdir -p "$root$what"; else touch "$root$what"; fi

@@ -28,6 +28,7 @@ from muster.service.security.audit import Write
 from muster.service.snapshots import Snapshots
 from muster.serving.keepalive import Keepalive
 from muster.serving.options import MAX_CONNECTIONS, server_options
+from muster.serving.queued import MAX_BYTES
 from muster.v1 import (
     barrier_pb2,
     barrier_pb2_grpc,
@@ -169,6 +170,7 @@ def build_server(
         keepalive_ms=keepalive_ms,
         heard=inspector.hear,
         max_unsent_bytes=UNSENT_GATHERS * limits.max_gather_bytes + MESSAGE_HEADROOM,
+        max_queued_bytes=min(MAX_BYTES, limits.max_total_gather_bytes),
         writes=guard.writes if guard is not None else None,
     )
     barriers = BarrierServicer(driver)

@@ -22,7 +22,7 @@ from muster.service.rpc.interceptors.guard import ADMISSION, Admission
 from muster.service.rpc.interceptors.unsent import log_slow_reader, slow_reader
 from muster.service.rpc.join_turns import JoinTurn, JoinTurns
 from muster.service.security.audit import CALL
-from muster.serving.queued import Queued
+from muster.serving.queued import MAX_BYTES, Queued
 from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
 
@@ -301,6 +301,7 @@ class SessionServicer:
         keepalive_ms: the keepalive for clients; 0: a third of the session TTL.
         heard: takes answers to inspections.
         max_unsent_bytes: size limit of messages that may wait for one peer.
+        max_queued_bytes: size limit of messages that may wait for all peers.
         writes: writes to readers.
     """
 
@@ -315,12 +316,13 @@ class SessionServicer:
         keepalive_ms: int = 0,
         heard: Heard = ignore_answer,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
+        max_queued_bytes: int = MAX_BYTES,
         writes: Writes | None = None,
     ) -> None:
         self._driver = driver
         self._heard = heard
         self._max_unsent_bytes = max_unsent_bytes
-        self._queued = Queued()
+        self._queued = Queued(max_queued_bytes)
         self._join_turns = JoinTurns()
         self._writes = writes if writes is not None else Writes(log_slow_reader)
         self._hello_timeout = hello_timeout

@@ -9,7 +9,6 @@ from muster.service.rpc import codec
 from muster.service.rpc.interceptors.unsent import log_slow_reader
 from muster.service.rpc.servicers.session import SessionServicer
 from muster.serving.budget import SMALL
-from muster.serving.queued import Queued
 from muster.serving.writes import Writes
 from muster.v1 import session_pb2
 from tests.support.expect import some
@@ -97,8 +96,7 @@ async def test_name_of_a_peer_in_a_refusal_is_short():
 
 
 async def test_session_with_most_unsent_bytes_makes_room_for_all():
-    servicer = SessionServicer(FakeDriver())  # type: ignore[arg-type]
-    servicer._queued = Queued(most=3 * SMALL)
+    servicer = SessionServicer(FakeDriver(), max_queued_bytes=3 * SMALL)  # type: ignore[arg-type]
     contexts = [FakeContext() for _ in range(2)]
     serving = [asyncio.create_task(servicer.connect(None, context)) for context in contexts]
     await settle()

@@ -285,11 +285,11 @@ class World:
         refused = {answer.rank for answer in answers if isinstance(answer, Refused)}
         accepted = None not in refused
         if isinstance(event, ArriveOnce):
-            # What the call ended by joining, before it arrived.
-            ended = [decision for decision in decided if decision not in answers]
+            # What the call ended by joining, before it arrived. It may be answered with that.
+            ended = [one for one in decided if one not in answers or _ended_without(event.process.rank, one)]
             for decision in ended:
                 self._check_present(decision)
-            decided = [decision for decision in decided if decision in answers]
+            decided = [decision for decision in decided if decision not in ended]
             earlier = earlier + ended
         match event:
             case AddProcesses() if accepted:
@@ -374,3 +374,8 @@ class World:
         """All that was heard so far keeps the rules."""
         self.assert_nobody_waits_in_vain()
         history.assert_good(self.history)
+
+
+def _ended_without(rank: int, decision: Decision) -> bool:
+    """Whether a barrier was aborted before a rank arrived."""
+    return decision.outcome is Outcome.ABORTED and rank in {one.rank for one in decision.missing}

@@ -239,12 +239,14 @@ class Job(RuleBasedStateMachine):
         if not rendezvous.complete:
             assert len(here) < world.settings.min_nodes, "enough nodes are there, and no round is complete"
             return
-        waiting = rendezvous.count(NodeStanding.WAITING) + rendezvous.evictions.count(rendezvous.round)
+        ready = rendezvous.count(NodeStanding.WAITING)
+        waiting = ready + rendezvous.evictions.count(rendezvous.round)
         for agent in here:
             if agent.place is not None:
                 assert agent.waiting == waiting, "the latest count is told in the end"
                 assert agent.lost in (0, len(rendezvous.losses))
-                enough = rendezvous.count(NodeStanding.PARTICIPANT) + waiting >= world.settings.min_nodes
+                # An evicted node is told of, and does not take part in the next round.
+                enough = rendezvous.count(NodeStanding.PARTICIPANT) + ready >= world.settings.min_nodes
                 assert bool(agent.lost) == (enough and len(rendezvous.losses) > 0)
 
 

@@ -109,7 +109,7 @@ class Chaos(ABC):
 
     def account(self) -> str:
         """Return what happened, for people."""
-        listed = ", ".join(f"{name} {count}" for name, count in sorted(self.injected.items()))
+        listed = ", ".join(f"{name} {count}" for name, count in sorted(self.injected.items()) if count)
         counted = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s, {self.injected.total()} faults: {listed}",

@@ -7,22 +7,18 @@ torchrun's ``c10d`` with ``dcp.async_save``; its store is on a node that lives.
 """
 
 import argparse
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-import psutil
-
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.nodes import Nodes
 from lab.processes.coordinator import Coordinator, free_port
 
 RANK = Path(__file__).parent / "processes" / "elastic_rank.py"
@@ -35,62 +31,18 @@ PATIENCE = 150.0
 """Seconds until a job counts as hung."""
 
 
-@dataclass
-class Job:
-    """Agents of torchrun on this machine."""
+def trained(folder: Path, since: float = 0.0, steps: int = 1) -> list[list[float]]:
+    """Return the moments of ranks that started after a time, if all have made so many steps.
 
-    folder: Path
-    kind: str
-    endpoint: str
-    agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)
-
-    def start(self) -> None:
-        """Start an agent."""
-        number = len(self.agents) + 1
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--rdzv-backend={self.kind}", "--rdzv-id=job"),
-            *(f"--rdzv-endpoint={self.endpoint}", f"--nnodes={NODES}", "--nproc-per-node=1"),
-            *(f"--local-addr=127.0.0.{number}", "--max-restarts=3", "--monitor-interval=0.1"),
-            *(str(RANK), str(self.folder), self.kind),
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MUSTER_NODE_NAME": f"node-{number}"}
-        with (self.folder / f"agent-{number}.log").open("wb") as log:
-            agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        self.agents.append(agent)
-
-    def moments(self) -> dict[int, list[float]]:
-        """Return what the ranks have left, by process id: their start, and each step."""
-        found = {}
-        for path in self.folder.glob("rank-*"):
-            text = path.read_text()
-            lines = text[: text.rfind("\n") + 1].split()
-            found[int(path.name.removeprefix("rank-"))] = [float(line) for line in lines]
-        return found
-
-    def trained(self, since: float = 0.0, steps: int = 1) -> list[list[float]]:
-        """Return the moments of ranks that started after a time, if all have made so many steps."""
-        ranks = [moments for moments in self.moments().values() if moments and moments[0] > since]
-        return ranks if len(ranks) >= NODES and all(len(one) > steps for one in ranks[-NODES:]) else []
-
-    def lose(self, number: int, fault: signal.Signals) -> None:
-        """Send a signal to an agent and its rank."""
-        for process in family(self.agents[number].pid):
-            process.send_signal(fault)
-
-    def end(self) -> None:
-        """Kill all processes."""
-        for agent in self.agents:
-            if agent.poll() is None:
-                for process in family(agent.pid):
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-            agent.wait()
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """Return an agent and all processes that it has started."""
-    agent = psutil.Process(pid)
-    return [agent, *agent.children(recursive=True)]
+    The first moment of a rank is its start; each other one is a step.
+    """
+    ranks = []
+    for path in folder.glob("rank-*"):
+        text = path.read_text()
+        moments = [float(line) for line in text[: text.rfind("\n") + 1].split()]
+        if moments and moments[0] > since:
+            ranks.append(moments)
+    return ranks if len(ranks) >= NODES and all(len(one) > steps for one in ranks[-NODES:]) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +67,7 @@ def wall(line: dict[str, str]) -> float:
 
 
 @contextmanager
-def jobs(kind: str, fault: signal.Signals) -> Iterator[tuple[Job, Coordinator | None]]:
+def jobs(kind: str, fault: signal.Signals) -> Iterator[tuple[Nodes, Coordinator | None]]:
     """Start a job, and what it needs."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -125,41 +77,29 @@ def jobs(kind: str, fault: signal.Signals) -> Iterator[tuple[Job, Coordinator | 
             made = Coordinator(folder, session_ttl=ttl, reset_grace=3.0)
             coordinator = stack.enter_context(made)
             endpoint = coordinator.endpoint
-        job = Job(folder, kind, endpoint)
-        stack.callback(job.end)
-        yield job, coordinator
-
-
-def wait(job: Job, since: float, steps: int, lost: int | None = None) -> list[list[float]]:
-    """Wait until all ranks of a round have made steps. Empty: the agents that live have ended, or hang."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        if ranks := job.trained(since, steps):
-            return ranks
-        living = [one for number, one in enumerate(job.agents) if number != lost and one.poll() is None]
-        if not living:
-            break
-        time.sleep(0.02)
-    return []
+        program = [str(RANK), str(folder), kind]
+        nodes = Nodes(folder, kind, endpoint, NODES, 1, lambda _: program, patience=PATIENCE)
+        stack.callback(nodes.end)
+        yield nodes, coordinator
 
 
 def recover(kind: str, fault: signal.Signals) -> Recovery:
     """Let a job lose a node once."""
-    with jobs(kind, fault) as (job, coordinator):
-        job.start()
+    with jobs(kind, fault) as (nodes, coordinator):
+        nodes.start()
         time.sleep(1.0)  # Its store, if there is one, is on the first node.
         for _ in range(NODES - 1):
-            job.start()
-        if not wait(job, 0.0, STEPS):
-            raise RuntimeError(f"{kind} does not train")
-        job.start()
+            nodes.start()
+        if not nodes.wait(lambda: bool(trained(nodes.folder, steps=STEPS))):
+            raise RuntimeError(f"{kind} does not train: {nodes.last_words()}")
+        nodes.start()
         time.sleep(10.0)  # The spare stands by.
         at, at_wall = time.monotonic(), time.time()
-        job.lose(NODES - 1, fault)
-        ranks = wait(job, at, 1, lost=NODES - 1)
-        if not ranks:
+        nodes.send(NODES - 1, fault)
+        if not nodes.wait(lambda: bool(trained(nodes.folder, at)), lost=NODES - 1):
             hung = time.monotonic() > at + PATIENCE
             return Recovery(None, None, None, None, None if hung else time.monotonic() - at)
+        ranks = trained(nodes.folder, at)
         gone, complete = (
             [wall(line) - at_wall for line in coordinator.log(event)] if coordinator is not None else []
             for event in ("node.gone", "round.completed")

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.local.nodes import Nodes
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.nodes import Nodes
 from benchmarks.recovery import shown, wall
 from lab.processes.coordinator import Coordinator
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.local.nodes import Nodes
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.nodes import Nodes
 from benchmarks.processes import slow_bucket
 from benchmarks.processes.local_rank import EVERY
 from benchmarks.recovery import shown, wall

@@ -27,7 +27,7 @@ def saved(first: int) -> list[str]:
 
 def resumed(coordinator: Coordinator, folder: Path, kind: str) -> int:
     """The step that all ranks of the next life resume from, weights and all; then they save."""
-    life = live(coordinator, folder, 1, kind, "committed")
+    life = live(coordinator, folder, 1, "committed", kind)
     life.end()
     first = {life.said(rank)[0] for rank in range(RANKS)}
     assert len(first) == 1, first
@@ -41,14 +41,14 @@ def resumed(coordinator: Coordinator, folder: Path, kind: str) -> int:
 
 def test_failed_rank_is_named_and_all_resume_from_a_common_step(tmp_path: Path):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        life = live(coordinator, tmp_path, 0, "model_parallel", "committed", "1", "kill", "writing")
+        life = live(coordinator, tmp_path, 0, "committed", "model_parallel", "1", "kill", "writing")
         life.end()
         assert said(life) == [["saved 1", "saved 2", "failed 3"], ["saved 1", "saved 2"]]
         assert "lost rank 1 (" in life.said(0)[2]
         assert f"pid {life.ranks[1].pid}" in life.said(0)[2]
         assert "not all ranks have written save" in life.logged(0)
 
-        life = live(coordinator, tmp_path, 1, "model_parallel", "committed", "1", "raise", "writing")
+        life = live(coordinator, tmp_path, 1, "committed", "model_parallel", "1", "raise", "writing")
         life.speaks()
         coordinator.kill()  # In one of its saves.
         coordinator.session_ttl = PATIENCE  # Nobody is lost any more.
@@ -63,9 +63,9 @@ def test_failed_rank_is_named_and_all_resume_from_a_common_step(tmp_path: Path):
 
 def test_no_rank_loads_what_one_rank_finds_damaged(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
-        live(coordinator, tmp_path, 0, "model_parallel", "committed").end()
+        live(coordinator, tmp_path, 0, "committed", "model_parallel").end()
         flip(tmp_path / "last.ckpt" / "__1_0.distcp")
-        life = live(coordinator, tmp_path, 1, "model_parallel", "committed")
+        life = live(coordinator, tmp_path, 1, "committed", "model_parallel")
         life.end()
         for rank in range(RANKS):
             assert life.said(rank) == []
@@ -93,7 +93,7 @@ def test_lost_rank_is_named_at_every_moment_of_a_save(
     tmp_path: Path, kind: str, who: str, what: str, when: str
 ):
     with Coordinator(tmp_path, session_ttl=2.0) as coordinator:
-        life = live(coordinator, tmp_path, 0, kind, "committed", who, what, when)
+        life = live(coordinator, tmp_path, 0, "committed", kind, who, what, when)
         life.end(but=int(who) if what == "stop" else -1)
         lost, left = life.ranks[int(who)].pid, 1 - int(who)
         assert said(life)[left][:3] == ["saved 1", "saved 2", "failed 3"], life.logged(left)
@@ -105,7 +105,7 @@ def test_lost_rank_is_named_at_every_moment_of_a_save(
 @pytest.mark.parametrize("when", ["writing", "after"])
 def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: str):
     with Coordinator(tmp_path) as coordinator:
-        life = live(coordinator, tmp_path, 0, "ddp", "committed", "0", "raise", when)
+        life = live(coordinator, tmp_path, 0, "committed", "ddp", "0", "raise", when)
         life.end()
         expected = saved(1)
         expected[FAULTY - 1] = f"failed {FAULTY}"
@@ -115,8 +115,8 @@ def test_a_disk_that_is_full_fails_one_save_of_a_file_too(tmp_path: Path, when: 
 
 def test_lightnings_own_strategy_mixes_two_steps(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
-        life = live(coordinator, tmp_path, 0, "model_parallel", "plain", "1", "kill", "writing")
+        life = live(coordinator, tmp_path, 0, "plain", "model_parallel", "1", "kill", "writing")
         life.end()
-        life = live(coordinator, tmp_path, 1, "model_parallel", "plain")
+        life = live(coordinator, tmp_path, 1, "plain", "model_parallel")
         life.end()
         assert [life.said(rank)[0] for rank in range(RANKS)] == ["resumed 3 2", "resumed 2 2"]

@@ -51,7 +51,7 @@ def test_killed_process_is_named_and_the_previous_save_is_resumed(tmp_path: Path
                 life.end()
                 said = said_by(life, 0)
                 assert said[:2] == ["saved 1", "saved 2"], life.logged(0)
-                assert said[2].startswith("failed MemberLostError"), (said, life.logged(0))
+                assert said[2].startswith(f"failed {FAULTY} MemberLostError "), (said, life.logged(0))
                 assert "lost rank 1 (" in said[2]
                 assert f"pid {life.ranks[1].pid}" in said[2]
                 if thorough or when == "writing":

@@ -25,9 +25,9 @@ def test_a_rank_that_is_killed_tears_no_shards_apart(
         (folder := tmp_path / when).mkdir()
         with Coordinator(folder, session_ttl=2.0) as coordinator:
             lives = []
-            for number, doom in enumerate((when, "")):
-                out = str(folder / "out")
-                lives.append(Life(coordinator, "sharded_job", folder, number, out, kind, sharding, doom))
+            for number, fault in enumerate((("1", "kill", when), ())):
+                arguments = (str(folder / "out"), "committed", kind, sharding, *fault)
+                lives.append(Life(coordinator, "sharded_job", folder, number, *arguments))
                 lives[-1].end()
             first, second = lives
             for rank in range(RANKS):

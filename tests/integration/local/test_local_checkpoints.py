@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from lab.patience import until
 from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import Coordinator
-from tests.support.saves.local_chaos import NODES, Chaos
+from tests.support.chaos.local_chaos import LocalChaos
 from tests.support.saves.local_ranks import LocalJob, local_job
 
 
@@ -239,11 +238,9 @@ def test_step_that_another_life_persisted_is_saved_again(job: LocalJob):
     assert job.all("resume") == ["step 2, local"] * 3
 
 
-def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path, coordinator: Coordinator):
-    with local_job(tmp_path, coordinator.endpoint, NODES) as job:
-        chaos = Chaos(job, coordinator, Random(7))
-        for _ in range(3):
-            chaos.round()
+def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path):
+    chaos = LocalChaos(seed=7, rounds=3).run(tmp_path)
+    assert chaos.wrong == []
 
 
 @pytest.mark.timeout(900)

@@ -8,13 +8,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from lab.otlp_receiver import attributes, receiver
 from lab.patience import PATIENCE
 from lab.processes.command import job, output
 from lab.processes.coordinator import Coordinator, free_port
 from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
 from muster.client.trace_ids import barrier_trace, trace_text
 from muster.client.tracing import ENDPOINT
-from tests.support.otlp_receiver import attributes, receiver
 
 
 def traced(folder: Path, endpoint: str) -> Coordinator:

@@ -1,11 +1,10 @@
 """Barriers through relays under faults of every kind; and relays with a fault built in, which are caught."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.chaos.relay_chaos import Plan, run
+from tests.support.chaos.relay_chaos import RelayChaos
 
 KINDS = 9
 
@@ -13,12 +12,12 @@ KINDS = 9
 def test_whatever_happens_to_relays_barriers_are_right(tmp_path: Path, thorough: bool):
     faults = 300 if thorough else KINDS
     pauses, pause = (1.0, 0.0) if thorough else (0.4, 0.01)
-    account = run(Plan(seed=13, faults=faults, pauses=pauses, pause=pause), tmp_path)
-    print(account)
-    assert account.wrong == []
-    assert len(account.faults) == KINDS
-    assert account.barriers >= 3 * faults
-    assert account.folded > 1.0
+    chaos = RelayChaos(seed=13, faults=faults, pauses=pauses, pause=pause).run(tmp_path)
+    print(chaos.account())
+    assert chaos.wrong == []
+    assert len(chaos.injected) == KINDS
+    assert chaos.counts["barriers"] >= 3 * faults
+    assert chaos.folded > 1.0
 
 
 @pytest.mark.parametrize(
@@ -30,8 +29,6 @@ def test_whatever_happens_to_relays_barriers_are_right(tmp_path: Path, thorough:
     ],
 )
 def test_a_broken_relay_is_caught(tmp_path: Path, kind: str, fault: str, wrong: str):
-    program = (sys.executable, "-m", "tests.support.chaos.broken_relay", kind)
-    plan = Plan(seed=13, faults=1, only=(fault,), timeout=5.0, pause=0.01, program=program)
-    account = run(plan, tmp_path)
-    print(str(account)[:2_000])
-    assert any(wrong in one for one in account.wrong)
+    chaos = RelayChaos(seed=13, faults=1, only=(fault,), timeout=5.0, pause=0.01, broken=kind).run(tmp_path)
+    print(chaos.account()[:2_000])
+    assert any(wrong in one for one in chaos.wrong)

@@ -12,7 +12,7 @@ import pytest
 from lab.patience import PATIENCE, until
 from lab.processes.agents import Job, Worker
 from lab.processes.coordinator import Coordinator
-from tests.support.chaos.save_chaos import Plan, run
+from tests.support.chaos.save_chaos import SaveChaos
 from tests.support.members import members
 
 
@@ -126,11 +126,11 @@ def test_saves_are_whole_with_relays_and_without(tmp_path: Path, folder: Path, t
     for relays in (True, False) if thorough else (True,):
         (tmp_path / str(relays)).mkdir()
         every = (saves // 2, saves // 2)
-        plan = Plan(seed=8, saves=saves, agents=size, ranks=size, relays=relays, rank_every=every)
-        account = run(plan, tmp_path / str(relays))
-        print(account)
-        assert account.wrong == []
-        assert account.killed["ranks"] >= 1
-        assert len(account.committed) >= saves / 3
+        chaos = SaveChaos(seed=8, saves=saves, agents=size, ranks=size, relays=relays, rank_every=every)
+        chaos.run(tmp_path / str(relays))
+        print(chaos.account())
+        assert chaos.wrong == []
+        assert chaos.injected["rank killed"] >= 1
+        assert len(chaos.committed) >= saves / 3
         # Its agents have ended by themselves.
         assert list(folder.glob("muster-*")) == []

@@ -1,11 +1,10 @@
 """Three coordinators and three members of etcd, each fault once: nothing that was told is taken back."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.chaos.robustness import Plan, run
+from tests.support.chaos.replica_chaos import ReplicaChaos
 
 PAUSE = 0.04
 """Seconds: the faults take their time, and all the while others have the processor."""
@@ -14,19 +13,15 @@ PAUSE = 0.04
 @pytest.mark.timeout(900)
 def test_whatever_fails_nothing_is_decided_twice_lost_or_given_twice(tmp_path: Path, thorough: bool):
     faults = 65 if thorough else 13
-    plan = Plan(
-        seed=12, faults=faults, quorum_loss=20.0 if thorough else 3.0, pause=0.0 if thorough else PAUSE
-    )
-    account = run(plan, tmp_path)
-    print(account)
-    assert account.wrong == []
-    assert account.faults.total() == faults
-    assert len(account.faults) == 13
-    assert account.epochs >= 5
-    assert account.barriers > 0
-    assert account.outcomes["ABORTED"] > 0
-    assert account.rounds > 0
-    assert account.changes > 0
+    quorum_loss, pause = (20.0, 0.0) if thorough else (3.0, PAUSE)
+    chaos = ReplicaChaos(seed=12, faults=faults, quorum_loss=quorum_loss, pause=pause).run(tmp_path)
+    print(chaos.account())
+    assert chaos.wrong == []
+    assert chaos.injected.total() == faults
+    assert len(chaos.injected) == 13
+    assert chaos.counts["leaders in turn"] >= 5
+    for what in ("barriers", "ABORTED", "rounds", "changes of the store"):
+        assert chaos.counts[what] > 0
 
 
 # ---------------------------------------------------------------------- the harness can fail
@@ -46,13 +41,12 @@ def is_caught(
     kind: str, fault: str, signs: tuple[str, ...], folder: Path, faults: int, pause: float = PAUSE
 ) -> bool:
     """Whether a fault that is built into the coordinators is found; what they do wrong may need some luck."""
-    program = (sys.executable, "-m", "tests.support.chaos.broken_replica", kind)
     for seed in range(FAULTS // faults):
         (folder / str(seed)).mkdir()
-        plan = Plan(seed=seed, faults=faults, only=(fault,), program=program, pause=pause)
-        account = run(plan, folder / str(seed))
-        print(account)
-        if any(sign in one for sign in signs for one in account.wrong):
+        chaos = ReplicaChaos(seed=seed, faults=faults, only=(fault,), pause=pause, broken=kind)
+        chaos.run(folder / str(seed))
+        print(chaos.account())
+        if any(sign in one for sign in signs for one in chaos.wrong):
             return True
     return False
 

@@ -13,7 +13,7 @@ from lab.processes.coordinator import Coordinator
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.version import LaterVersionError
 from muster.worker import Checkpointer
-from tests.support.chaos.save_chaos import Plan, run
+from tests.support.chaos.save_chaos import SaveChaos
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.support.saves.save_history import weight_at, whole_checkpoint
 from tests.support.saves.savers import Failed, all_of, savers
@@ -95,7 +95,7 @@ def test_an_upload_of_a_killed_child_is_aborted(server: BucketServer, job: str, 
 
 def test_bucket_checkpoints_are_whole_after_any_kill_or_request_error(tmp_path: Path, thorough: bool):
     saves, ranks = (500, 2) if thorough else (45, 1)
-    plan = Plan(
+    chaos = SaveChaos(
         seed=6,
         saves=saves,
         ranks=ranks,
@@ -105,13 +105,13 @@ def test_bucket_checkpoints_are_whole_after_any_kill_or_request_error(tmp_path: 
         rank_every=(10, 20),
         coordinator_every=25,
     )
-    account = run(plan, tmp_path)
-    print(account)
-    assert account.wrong == []
-    assert len(account.saves("scheduled")) >= saves
-    assert len(account.committed) >= saves / 3
-    assert account.killed["ranks"] >= 1
-    assert account.killed["children"] >= 2
+    chaos.run(tmp_path)
+    print(chaos.account())
+    assert chaos.wrong == []
+    assert len(chaos.told("scheduled")) >= saves
+    assert len(chaos.committed) >= saves / 3
+    assert chaos.injected["rank killed"] >= 1
+    assert chaos.injected["child killed"] >= 2
 
 
 # ---------------------------------------------------------------------- bad input

@@ -9,32 +9,31 @@ from lab.drain import job, told
 from lab.patience import until
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
-from tests.support.chaos.save_chaos import Plan, run
+from tests.support.chaos.save_chaos import SaveChaos
 from tests.support.saves.save_history import UNCONFIRMED, Event, verdict
 
 
 def test_checkpoints_are_whole_and_training_resumes_after_any_kill(tmp_path: Path, thorough: bool):
     saves = 110 if thorough else 80
-    account = run(Plan(seed=4, saves=saves, rank_every=(25, 35), coordinator_every=60), tmp_path)
-    print(account)
-    assert account.wrong == []
-    assert len(account.saves("scheduled")) >= saves
-    assert len(account.committed) >= saves / 3
-    assert len(account.saves("failed")) >= 3
-    resumed = {event.round for event in account.events if event.what == "loaded" and event.path}
-    assert len(resumed) >= account.killed["ranks"] >= 2
-    assert account.killed["children"] >= 3
-    assert account.killed["coordinators"] == 1
+    chaos = SaveChaos(seed=4, saves=saves, rank_every=(25, 35), coordinator_every=60).run(tmp_path)
+    print(chaos.account())
+    assert chaos.wrong == []
+    assert len(chaos.told("scheduled")) >= saves
+    assert len(chaos.committed) >= saves / 3
+    assert len(chaos.told("failed")) >= 3
+    assert len(chaos.resumed()) >= chaos.injected["rank killed"] >= 2
+    assert chaos.injected["child killed"] >= 3
+    assert chaos.injected["coordinator killed"] == 1
 
 
 def test_a_caller_that_ignores_exit_codes_is_caught(tmp_path: Path):
     """The same checkpointer with a caller that does not is judged well in test_saves.py."""
-    account = run(Plan(seed=5, saves=60, kind="blind", ranks=1, child_odds=0.9, rank_every=None), tmp_path)
-    print(account)
-    assert account.killed["children"] >= 3
-    assert account.saves("failed") == set()
-    assert account.wrong
-    assert all("does not load" in one for one in account.wrong)
+    chaos = SaveChaos(seed=5, saves=60, kind="blind", ranks=1, child_odds=0.9, rank_every=()).run(tmp_path)
+    print(chaos.account())
+    assert chaos.injected["child killed"] >= 3
+    assert chaos.told("failed") == set()
+    assert chaos.wrong
+    assert all("does not load" in one for one in chaos.wrong)
 
 
 def test_slow_save_and_agreed_save_are_committed_when_torchrun_is_terminated(tmp_path: Path):

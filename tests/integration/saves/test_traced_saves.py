@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.otlp_receiver import attributes, receiver
 from lab.patience import PATIENCE
 from lab.processes.coordinator import Coordinator, free_port
 from muster.client.trace_ids import barrier_trace
 from muster.client.tracing import ENDPOINT
-from tests.support.otlp_receiver import attributes, receiver
 
 ROOT = Path(__file__).resolve().parents[3]
 WORLD = 2

@@ -1,12 +1,10 @@
-"""Relays with a built-in fault that the chaos harness must find: ``KIND relay …``."""
-
-import sys
+"""Relays with a built-in fault that the chaos test must find: ``KIND relay …``."""
 
 from muster.relay.downstream_stream import DownstreamStream
 from muster.relay.upstream_stream import UpstreamStream
-from muster.service.cli.main import app
 from muster.v1 import common_pb2
 from muster.v1 import session_pb2 as pb
+from tests.support.chaos.program import muster
 
 
 def answering() -> None:
@@ -54,7 +52,4 @@ def eager() -> None:
 KINDS = {"answering": answering, "hiding": hiding, "eager": eager}
 
 if __name__ == "__main__":
-    kind, *arguments = sys.argv[1:]
-    KINDS[kind]()
-    sys.argv = ["muster", *arguments]
-    app()
+    muster(lambda kind: KINDS[kind]())

@@ -1,14 +1,13 @@
-"""Coordinators with a fault built in, to see that the robustness harness finds it: ``KIND serve …``."""
+"""Coordinators with a fault built in, to see that the chaos test finds it: ``KIND serve …``."""
 
-import sys
 from collections.abc import Iterable
 
 from muster.etcd.v3 import etcd_pb2 as pb
 from muster.service import driver
-from muster.service.cli.main import app
 from muster.service.leadership.lease_validity import LeaseValidity
 from muster.service.leadership.replica import Replica
 from muster.service.storage.etcd import EtcdEngine
+from tests.support.chaos.program import muster
 
 
 def without_fence() -> None:
@@ -47,7 +46,4 @@ def trusting() -> None:
 KINDS = {"without-fence": without_fence, "telling-first": telling_first, "trusting": trusting}
 
 if __name__ == "__main__":
-    kind, *arguments = sys.argv[1:]
-    KINDS[kind]()
-    sys.argv = ["muster", *arguments]
-    app()
+    muster(lambda kind: KINDS[kind]())

@@ -1,7 +1,7 @@
-"""One rank of the job that :mod:`tests.support.chaos.save_chaos` torments.
+"""One rank of the job of :mod:`tests.support.chaos.save_chaos`.
 
 It trains, saves every other step, resumes from the last checkpoint, and writes down what it sees at once: in
-a history of its own, for the judge, and in a pipe that all ranks share, for the monkey.
+a history of its own, for the judge, and in a pipe that all ranks share, by which the test injects its faults.
 """
 
 import faulthandler

@@ -6,20 +6,18 @@ gets other tensors, on one rank and on all. Afterwards a judge reads what the ra
     python -m tests.support.chaos.save_chaos --saves 500
 """
 
-import argparse
 import json
 import os
-import random
 import select
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from lab.patience import PATIENCE
 from lab.processes.agents import Job, Worker
@@ -27,6 +25,7 @@ from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.worker.saves.storage.bucket_storage import BucketStorage
+from tests.support.chaos.harness import Chaos, command, option, stacks_of
 from tests.support.saves.child_processes import children_of, state_of
 from tests.support.saves.save_history import (
     UNCONFIRMED,
@@ -38,97 +37,146 @@ from tests.support.saves.save_history import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is to happen."""
+@dataclass(kw_only=True)
+class SaveChaos(Chaos):
+    """Kill the children, ranks and coordinator of a job that saves under torchrun."""
 
-    seed: int
-    saves: int
-    """After how many the job is told to finish. A step that is saved again after a restart counts again."""
-    kind: str = "checkpointer"
+    saves: int = option(500, "after how many the job ends; one that is repeated after a restart counts again")
+    kind: str = option("checkpointer", "the saver", choices=("checkpointer", "files", "blind"))
     """As :class:`tests.support.chaos.chaos_rank.Rank` takes it."""
-    agents: int = 2
-    ranks: int = 2
-    """Ranks of each agent."""
-    device: str = "cpu"
-    """Where the state is, ``cpu`` or ``cuda``; several ranks may share a GPU."""
-    bucket: bool = False
-    """Whether the checkpoints are in a bucket."""
-    bucket_faults: float = 0.0
-    """How many of the requests to it go wrong."""
-    relays: bool = True
-    """Whether the ranks of an agent speak through one stream."""
-    child_odds: float = 0.15
-    """That a child of a save is killed."""
-    rank_every: tuple[int, int] | None = (20, 30)
-    """A rank is killed after so many saves, at least and at most; None: never."""
-    coordinator_every: int | None = None
-    """The coordinator is killed after so many saves; None: never."""
-
-
-@dataclass(slots=True)
-class Account:
-    """What did happen."""
-
-    plan: Plan
-    events: list[Event] = field(default_factory=list)
-    committed: set[int] = field(default_factory=set)
-    killed: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("children", "ranks", "coordinators"), 0)
+    agents: int = option(2, "the number of agents")
+    ranks: int = option(2, "ranks of each agent")
+    device: str = option("cpu", "where the state is; several ranks may share a GPU", choices=("cpu", "cuda"))
+    bucket: bool = option(False, "whether the checkpoints are in a bucket")
+    bucket_faults: float = option(0.0, "the part of the requests to it that go wrong")
+    relays: bool = option(True, "whether the ranks of an agent speak through one stream")
+    child_odds: float = option(0.15, "the probability that a child of a save is killed")
+    rank_every: tuple[int, ...] = option(
+        (20, 30), "a rank is killed after so many saves, between two numbers"
     )
-    seconds: float = 0.0
-    wrong: list[str] = field(default_factory=list)
+    """Empty: never."""
+    coordinator_every: int = option(0, "the coordinator is killed after so many saves; 0: never")
+    events: list[Event] = field(init=False, default_factory=list)
+    committed: set[int] = field(init=False, default_factory=set)
 
-    def saves(self, *what: str) -> set[tuple[int, int]]:
+    def open(self, folder: Path, stack: ExitStack) -> None:
+        """Start the coordinator and the agents."""
+        self._folder = folder
+        self._place: _FolderPlace | _BucketPlace = (
+            stack.enter_context(_BucketPlace(folder, self.bucket_faults))
+            if self.bucket
+            else _FolderPlace(folder)
+        )
+        rank = ("--module", "tests.support.chaos.chaos_rank")
+        program = (*rank, str(folder), self._place.name, self.kind, self.device)
+        self._coordinator = stack.enter_context(Coordinator(folder, session_ttl=2.0))
+        self._job = stack.enter_context(
+            Job(folder, self._coordinator.endpoint, command=program, ranks=self.ranks, restarts=self.saves)
+        )
+        self._news = stack.enter_context(Wire(folder / "events")).events()
+        self._scheduled: set[tuple[int, int]] = set()
+        self._closed: set[tuple[int, int]] = set()
+        self._spared = self._draw_spared()
+        for _ in range(self.agents):
+            self._job.agent(str(self.agents), join_timeout=60, keep_alive_interval=5, relay=int(self.relays))
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.agents * self.ranks
+
+    def step(self) -> bool:
+        """Wait for the next event of a rank, and perhaps kill something; until all have come to their end."""
+        event = next(self._news)
+        if event.what == "closed":
+            self._closed.add((event.round, event.rank))
+        save = (event.round, event.step)
+        if event.what == "scheduled" and save not in self._scheduled:
+            self._scheduled.add(save)
+            if len(self._scheduled) == self.saves:
+                self._job.finish()
+            elif len(self._scheduled) < self.saves:
+                self._torment(event.round)
+        return len(self._closed) < self.world_size
+
+    def judge(self) -> None:
+        """Wait for the agents, and read what the ranks wrote down."""
+        codes = [agent.wait() for agent in self._job.agents]
+        assert codes == [0] * self.agents, self._job.said()
+        for history in sorted(self._folder.glob("history-*")):
+            self.events += [from_line(line) for line in history.read_text().splitlines()]
+        self.committed = self._place.committed()
+        files = partial(whole_files, world_size=self.world_size)
+        checkpoints = partial(whole_checkpoint, options=self._place.options, world_size=self.world_size)
+        whole = checkpoints if self.kind == "checkpointer" else files
+        self.wrong += [*verdict(self.events, whole, self.committed), *self._place.left_over()]
+
+    def stacks(self) -> str:
+        """Return what the agents said, and the stacks of the last round's ranks."""
+        workers = self._job.workers()
+        last = [one.pid for one in workers if one.round == workers[-1].round]
+        return f"{self._job.said()}\n{stacks_of(self._folder, last)}"
+
+    # ------------------------------------------------------------------ what happened
+
+    def told(self, *what: str) -> set[tuple[int, int]]:
         """The saves (round, step) of which a rank wrote that down."""
         return {(event.round, event.step) for event in self.events if event.what in what}
 
-    def __str__(self) -> str:
-        failed = self.saves("failed")
+    def resumed(self) -> set[int]:
+        """The rounds that began from a checkpoint."""
+        return {event.round for event in self.events if event.what == "loaded" and event.path}
+
+    def facts(self) -> list[str]:
+        """Return how the saves went."""
+        failed, scheduled = self.told("failed"), self.told("scheduled")
         unconfirmed = {(e.round, e.step) for e in self.events if e.what == "failed" and UNCONFIRMED in e.text}
-        scheduled = self.saves("scheduled")
-        unheard = scheduled - self.saves("finalized", "failed")
-        resumed = {event.round for event in self.events if event.what == "loaded" and event.path}
+        unheard = scheduled - self.told("finalized", "failed")
         rounds = {event.round for event in self.events}
-        lines = [
-            f"seed {self.plan.seed}: {self.plan.agents} agents of {self.plan.ranks} ranks, "
-            f"{'with' if self.plan.relays else 'without'} relays, {self.seconds:.0f} s",
-            f"saves: {len(scheduled)} scheduled, {len(self.saves('finalized'))} finalized, "
+        return [
+            f"{self.agents} agents of {self.ranks} ranks, {'with' if self.relays else 'without'} relays",
+            f"saves: {len(scheduled)} scheduled, {len(self.told('finalized'))} finalized, "
             f"{len(failed)} failed ({len(unconfirmed)} of them written by all, and not confirmed), "
             f"{len(unheard)} of which no rank heard",
             f"committed checkpoints: {len(self.committed)}, all of them loaded afterwards",
-            f"killed: {self.killed['children']} children, {self.killed['ranks']} ranks, "
-            f"{self.killed['coordinators']} coordinators",
-            f"rounds: {len(rounds)}, of which {len(resumed)} resumed from a checkpoint",
-            *(f"WRONG: {one}" for one in self.wrong),
+            f"rounds: {len(rounds)}, of which {len(self.resumed())} resumed from a checkpoint",
         ]
-        return "\n".join(lines)
 
+    # ------------------------------------------------------------------ faults
 
-def run(plan: Plan, folder: Path) -> Account:
-    """Let it happen, and judge it.
+    def _torment(self, round: int) -> None:
+        chance = self.chance
+        victim = chance.randrange(self.world_size)
+        if self.coordinator_every and len(self._scheduled) % self.coordinator_every == 0:
+            self._coordinator.kill()
+            time.sleep(chance.random())
+            self._coordinator.start()
+            self.injected["coordinator killed"] += 1
+        self._spared -= 1
+        if self._spared == 0:
+            time.sleep(chance.uniform(0.0, 0.05))
+            worker = self._worker(round, victim)
+            hit = _kill(worker.pid, worker.agent)
+            self.injected["rank killed"] += hit
+            # Who has just gone, for another's sake, is missed; then it is tried again at the next save.
+            self._spared = self._draw_spared() if hit else 1
+        elif chance.random() < self.child_odds:
+            delay = chance.choice((0.0, chance.uniform(0.0, 0.02)))
+            worker = self._worker(round, victim)
+            child = _wait_for_child(worker.pid)
+            time.sleep(delay)
+            self.injected["child killed"] += child is not None and _kill(child, worker.pid)
 
-    Args:
-        plan: what is to happen.
-        folder: an empty one, where all traces are left.
-    """
-    account = Account(plan)
-    began = time.monotonic()
-    with ExitStack() as stack:
-        place: _FolderPlace | _BucketPlace = (
-            stack.enter_context(_BucketPlace(plan, folder)) if plan.bucket else _FolderPlace(folder)
-        )
-        _run(account, folder, place.name)
-        account.seconds = time.monotonic() - began
-        for history in sorted(folder.glob("history-*")):
-            account.events += [from_line(line) for line in history.read_text().splitlines()]
-        account.committed = place.committed()
-        world_size = plan.agents * plan.ranks
-        files = partial(whole_files, world_size=world_size)
-        checkpoints = partial(whole_checkpoint, options=place.options, world_size=world_size)
-        whole = checkpoints if plan.kind == "checkpointer" else files
-        account.wrong = [*verdict(account.events, whole, account.committed), *place.left_over()]
-    return account
+    def _draw_spared(self) -> int:
+        """After how many saves a rank is to be killed."""
+        if not self.rank_every:
+            return -1
+        least, most = self.rank_every
+        return self.chance.randint(least, most)
+
+    def _worker(self, round: int, rank: int) -> Worker:
+        (found,) = (one for one in self._job.workers() if (one.round, one.rank) == (round, rank))
+        return found
 
 
 class _FolderPlace:
@@ -157,21 +205,21 @@ class _BucketPlace:
     """Checkpoints in a bucket of its own.
 
     Args:
-        plan: how often it fails.
         folder: of the run.
+        faults: the part of the requests that go wrong.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan = plan
+    def __init__(self, folder: Path, faults: float) -> None:
+        self._faults = faults
         self._server = BucketServer(folder)
         self.name = f"s3://{BUCKET}/job"
         self.options = self._server.options()
 
-    def __enter__(self) -> "_BucketPlace":
+    def __enter__(self) -> Self:
         self._server.__enter__()
         self._before = dict(os.environ)
         os.environ.update(self._server.environ())
-        self._server.spoil(self._plan.bucket_faults)
+        self._server.spoil(self._faults)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -195,44 +243,6 @@ class _BucketPlace:
         return [f"{name} is left over" for name in left]
 
 
-def _run(account: Account, folder: Path, place: str) -> None:
-    plan = account.plan
-    command = ("--module", "tests.support.chaos.chaos_rank", str(folder), place, plan.kind, plan.device)
-    with (
-        Coordinator(folder, session_ttl=2.0) as coordinator,
-        Job(folder, coordinator.endpoint, command=command, ranks=plan.ranks, restarts=plan.saves) as job,
-        Wire(folder / "events") as wire,
-    ):
-        for _ in range(plan.agents):
-            job.agent(str(plan.agents), join_timeout=60, keep_alive_interval=5, relay=int(plan.relays))
-        monkey = _Monkey(plan, account, job, coordinator)
-        try:
-            for event in wire.events():
-                monkey.see(event)
-                if monkey.all_closed:
-                    break
-        except TimeoutError as error:
-            raise AssertionError(f"{error}; seed {plan.seed}\n{job.said()}\n{_stacks(job)}") from None
-        codes = [agent.wait() for agent in job.agents]
-        assert codes == [0] * plan.agents, job.said()
-
-
-def _stacks(job: Job) -> str:
-    """What all threads of the last round's ranks and of their children are doing."""
-    workers = job.workers()
-    found = []
-    for worker in (one for one in workers if one.round == workers[-1].round):
-        log = job.folder / f"stacks-{worker.pid}"
-        for pid in (worker.pid, *sorted(children_of(worker.pid))):
-            found.append(f"--- rank {worker.rank}, process {pid}, state {state_of(pid)}")
-            before = log.stat().st_size
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
-                time.sleep(0.5)
-            found.append(log.read_text()[before:])
-    return "\n".join(found)
-
-
 class Wire:
     """What the ranks see, as they see it."""
 
@@ -243,7 +253,7 @@ class Wire:
         self._poll = select.poll()
         self._poll.register(self._file, select.POLLIN)
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -253,72 +263,9 @@ class Wire:
         rest = b""
         while True:
             if not self._poll.poll(PATIENCE * 1000):
-                raise TimeoutError(f"no rank saw anything for {PATIENCE:g} s")
+                raise AssertionError(f"no rank saw anything for {PATIENCE:g} s")
             *lines, rest = (rest + os.read(self._file, 65536)).split(b"\n")
             yield from (from_line(line.decode()) for line in lines)
-
-
-class _Monkey:
-    """Kills what the plan says, when the ranks' saves have got that far."""
-
-    def __init__(self, plan: Plan, account: Account, job: Job, coordinator: Coordinator) -> None:
-        self._plan = plan
-        self._chance = random.Random(plan.seed)
-        self._killed = account.killed
-        self._job = job
-        self._coordinator = coordinator
-        self._saves: set[tuple[int, int]] = set()
-        self._closed: set[tuple[int, int]] = set()
-        self._spared = self._draw_spared()
-
-    @property
-    def all_closed(self) -> bool:
-        """Whether every rank has come to its end."""
-        return len(self._closed) == self._plan.agents * self._plan.ranks
-
-    def see(self, event: Event) -> None:
-        """Perhaps do something about it."""
-        if event.what == "closed":
-            self._closed.add((event.round, event.rank))
-        save = (event.round, event.step)
-        if event.what != "scheduled" or save in self._saves:
-            return
-        self._saves.add(save)
-        if len(self._saves) == self._plan.saves:
-            self._job.finish()
-        elif len(self._saves) < self._plan.saves:
-            self._torment(event.round)
-
-    def _torment(self, round: int) -> None:
-        plan, chance = self._plan, self._chance
-        victim = chance.randrange(plan.agents * plan.ranks)
-        if plan.coordinator_every is not None and len(self._saves) % plan.coordinator_every == 0:
-            self._coordinator.kill()
-            time.sleep(chance.random())
-            self._coordinator.start()
-            self._killed["coordinators"] += 1
-        self._spared -= 1
-        if self._spared == 0:
-            time.sleep(chance.uniform(0.0, 0.05))
-            worker = self._worker(round, victim)
-            hit = _kill(worker.pid, worker.agent)
-            self._killed["ranks"] += hit
-            # Who has just gone, for another's sake, is missed; then it is tried again at the next save.
-            self._spared = self._draw_spared() if hit else 1
-        elif chance.random() < plan.child_odds:
-            delay = chance.choice((0.0, chance.uniform(0.0, 0.02)))
-            worker = self._worker(round, victim)
-            child = _wait_for_child(worker.pid)
-            time.sleep(delay)
-            self._killed["children"] += child is not None and _kill(child, worker.pid)
-
-    def _draw_spared(self) -> int:
-        """After how many saves a rank is to be killed."""
-        return self._chance.randint(*self._plan.rank_every) if self._plan.rank_every else -1
-
-    def _worker(self, round: int, rank: int) -> Worker:
-        (found,) = (one for one in self._job.workers() if (one.round, one.rank) == (round, rank))
-        return found
 
 
 def _wait_for_child(pid: int) -> int | None:
@@ -344,36 +291,5 @@ def _kill(pid: int, parent: int) -> bool:
     return False
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Saves under torchrun while everything is killed.")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--saves", type=int, default=500)
-    parser.add_argument("--kind", choices=("checkpointer", "files", "blind"), default="checkpointer")
-    parser.add_argument("--agents", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="of each agent")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the state is")
-    parser.add_argument("--no-relays", action="store_true")
-    parser.add_argument("--bucket", action="store_true")
-    parser.add_argument("--bucket-faults", type=float, default=0.02, help="how many of its requests go wrong")
-    given = parser.parse_args()
-    plan = Plan(
-        seed=given.seed,
-        saves=given.saves,
-        kind=given.kind,
-        agents=given.agents,
-        ranks=given.ranks,
-        device=given.device,
-        relays=not given.no_relays,
-        bucket=given.bucket,
-        bucket_faults=given.bucket_faults,
-        coordinator_every=100,
-    )
-    print(plan, flush=True)
-    with tempfile.TemporaryDirectory(prefix="muster-chaos-") as folder:
-        account = run(plan, Path(folder))
-    print(account)
-    return 1 if account.wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(SaveChaos, coordinator_every=100, bucket_faults=0.02))

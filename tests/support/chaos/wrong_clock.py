@@ -3,16 +3,18 @@
 Only what Muster itself reads is wrong: gRPC takes its deadlines from two clocks, which must agree.
 """
 
-import sys
 import time
 from types import SimpleNamespace
 
 from muster.service import clock
-from muster.service.cli.main import app
+from tests.support.chaos.program import muster
+
+
+def go_wrong(seconds: str) -> None:
+    """Set the clock ahead."""
+    wrong = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + float(seconds))
+    vars(clock)["time"] = wrong
+
 
 if __name__ == "__main__":
-    ahead, *arguments = sys.argv[1:]
-    wrong = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + float(ahead))
-    vars(clock)["time"] = wrong
-    sys.argv = ["muster", *arguments]
-    app()
+    muster(go_wrong)

@@ -1,19 +1,14 @@
-"""A rank of a job that DeepSpeed trains and saves: ``FOLDER MODE STAGE WRITER TAG [WHO WHAT WHEN]``.
+"""A rank of a job that DeepSpeed trains and saves: the arguments of :mod:`.job`, OWN: ``STAGE WRITER TAG``.
 
-MODE is ``committed`` or ``plain``: with Muster's adapter, or without, the control; or ``endless``: committed,
-until it is killed. STAGE is ZeRO's, WRITER ``default`` or ``decoupled``, TAG a name for all saves, or
-``steps`` for one each. Every life of the job but the first resumes. At the third save of a life rank WHO does
-WHAT (``kill``, ``raise``, ``stop``; ``writer``: its decoupled writer is killed) at WHEN: ``before`` the save,
-``writing``, or ``after`` it has written.
+STAGE is ZeRO's, WRITER ``default`` or ``decoupled``, TAG a name for all saves, or ``steps`` for one each. The
+fault strikes at the third save of each life. WHAT may also be ``writer``: the decoupled writer is killed.
 
 Each step takes the same from each weight, and so a life sees whether those it has loaded are of one step.
 """
 
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -21,33 +16,10 @@ import torch
 
 from muster.worker.errors import BarrierAbortedError, MusterError
 from muster.worker.integrations.deepspeed import commit_together
-from tests.support.jobs import fault
-from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES
+from tests.support.jobs.fault import FAULTY, Fault
+from tests.support.jobs.job import Arguments, Job, say
 
 WEIGHTS = 8
-
-
-def strike(what: str, engine: Any) -> None:
-    """Let it go wrong."""
-    if what == "writer":
-        process = engine.checkpoint_engine.ckpt_process
-        process.kill()
-        process.join()
-        return
-    fault.strike(what)
-
-
-def doom(engine: Any, what: str, when: str) -> None:
-    """Let it go wrong at a moment of the save."""
-    writer = engine.checkpoint_engine
-    theirs: Callable[..., Any] = writer.save
-
-    def ours(*arguments: object, **options: object) -> None:
-        if when == "after":
-            theirs(*arguments, **options)
-        strike(what, engine)
-
-    writer.save = ours
 
 
 def made(stage: int, writer: str) -> Any:
@@ -86,43 +58,66 @@ def are_of_one_step(engine: Any) -> bool:
         return len({round(float(score), 3) for score in engine(torch.eye(WEIGHTS))}) == 1
 
 
+class DeepSpeedJob(Job):
+    """Saves an engine.
+
+    Args:
+        given: the rank's arguments.
+        engine: what it saves.
+    """
+
+    FAILURES = (MusterError,)
+
+    def __init__(self, given: Arguments, engine: Any) -> None:
+        super().__init__(given)
+        self._engine = engine
+        self._tag = given.own[2]
+
+    def load(self) -> Sequence[object]:
+        _, client_state = self._engine.load_checkpoint(str(self.given.folder))
+        self.step = client_state["step"] if client_state else 0
+        return [self.step]
+
+    def faulty_step(self, first: int) -> int:
+        return first + FAULTY
+
+    def train(self) -> None:
+        train(self._engine)
+        if not are_of_one_step(self._engine):
+            say("mixed", self.step)
+
+    def save(self) -> None:
+        tag = None if self._tag == "steps" else self._tag
+        self._engine.save_checkpoint(str(self.given.folder), tag=tag, client_state={"step": self.step})
+
+    def strike(self, fault: Fault) -> None:
+        if fault.what == "writer":
+            process = self._engine.checkpoint_engine.ckpt_process
+            process.kill()
+            process.join()
+        else:
+            fault.strike()
+
+    def break_save(self, fault: Fault) -> None:
+        fault.strike_in(self._engine.checkpoint_engine, "save")
+
+    def after_failure(self, error: BaseException) -> None:
+        if not isinstance(error, BarrierAbortedError):
+            raise error  # Whoever is lost will not train on.
+
+
 def main() -> None:
     """Resume, train and save; print a line of each."""
-    folder, mode, stage, writer, tag = sys.argv[1:6]
-    who, what, when = sys.argv[6:] or ("none", "", "")
+    given = Arguments.read(own=3)
     torch.set_num_threads(1)
-    engine = made(int(stage), writer)
+    engine = made(int(given.own[0]), given.own[1])
     try:
-        if mode != "plain":
+        if not given.is_plain:
             commit_together(engine)
-        start = 0
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
-            _, client_state = engine.load_checkpoint(folder)
-            start = client_state["step"] if client_state else 0
-            print("resumed", start, flush=True)
-        for save in range(1, (ENDLESS if mode == "endless" else SAVES) + 1):
-            step = start + save
-            train(engine)
-            if not are_of_one_step(engine):
-                print("mixed", step, flush=True)
-            if save == FAULTY and os.environ["RANK"] == who:
-                if when == "before":
-                    strike(what, engine)
-                else:
-                    doom(engine, what, when)
-            name = None if tag == "steps" else tag
-            try:
-                engine.save_checkpoint(folder, tag=name, client_state={"step": step})
-            except MusterError as error:
-                print("failed", step, *str(error).split(), flush=True)
-                if not isinstance(error, BarrierAbortedError):
-                    raise  # Whoever is lost will not train on.
-                vars(engine.checkpoint_engine).pop("save", None)
-            else:
-                print("saved", step, flush=True)
+        DeepSpeedJob(given, engine).run()
     finally:
         engine.destroy()
-    print("latest", (Path(folder) / "latest").read_text(), flush=True)
+    say("latest", (given.folder / "latest").read_text())
 
 
 if __name__ == "__main__":

@@ -1,16 +1,11 @@
-"""A rank of a job that Lightning trains: ``FOLDER KIND MODE [WHO WHAT WHEN]``.
+"""A rank of a job that Lightning trains: the arguments of :mod:`.job`, OWN: ``KIND``.
 
-KIND is ``ddp``, ``fsdp`` or ``model_parallel``, MODE ``committed`` or ``plain``: with Muster's strategy, or
-with Lightning's own, the control; or ``endless``: committed, until it is killed. The weights are the number
-of the step that made them. Each step is saved under the same name. Every life of the job but the first
-resumes. At the third save rank WHO does WHAT (``kill``, ``raise``, ``stop``) at WHEN: ``before`` the save,
-``writing``, or ``after`` it has written.
+KIND is ``ddp``, ``fsdp`` or ``model_parallel``. The weights are the number of the step that made them. Each
+step is saved under the same name.
 """
 
 import os
-import sys
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from muster.worker.errors import MemberLostError
 from muster.worker.integrations.lightning import committed
-from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES, strike
+from tests.support.jobs.fault import FAULTY, Fault
+from tests.support.jobs.job import Arguments, say, say_failed
 
 GLOO: dict[str, Any] = {"process_group_backend": "gloo", "timeout": timedelta(seconds=20)}
 
@@ -46,21 +42,6 @@ def strategy_of(kind: str) -> Any:
         state, module, ignored, torch.device("cpu")
     )
     return FSDPStrategy(state_dict_type="sharded", **GLOO)
-
-
-def doom(kind: str, what: str, when: str) -> None:
-    """Let it go wrong at a moment of the save that is begun."""
-    place: Any = torch_io if kind == "ddp" else FileSystemWriter
-    name = "_atomic_save" if kind == "ddp" else "_write_data"
-    theirs: Callable[..., Any] = getattr(place, name)
-
-    def ours(*arguments: object) -> None:
-        setattr(place, name, theirs)
-        if when == "after":
-            theirs(*arguments)
-        strike(what)
-
-    setattr(place, name, ours)
 
 
 class Model(LightningModule):  # type: ignore[misc]
@@ -93,53 +74,59 @@ class Model(LightningModule):  # type: ignore[misc]
 class Saving(Callback):  # type: ignore[misc]
     """Saves each step, and prints a line of it."""
 
-    def __init__(self, path: Path, last: int, fault: list[str]) -> None:
+    def __init__(self, path: Path, given: Arguments) -> None:
         self.path = path
-        self.last = last
-        self.fault = fault
+        self.given = given
         self.saves = 0
 
     def on_train_start(self, trainer: Trainer, module: Model) -> None:
         if trainer.ckpt_path is not None:
-            print("resumed", module.weight(), trainer.global_step, flush=True)
+            say("resumed", module.weight(), trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, module: Model, *_: object) -> None:
         step = trainer.global_step
         self.saves += 1
-        trainer.should_stop = self.saves == self.last
-        if step == FAULTY and self.fault:
+        trainer.should_stop = self.saves == self.given.saves
+        if step == FAULTY:
             trainer.strategy.barrier()  # All have trained the step.
-        if step == FAULTY and self.fault and self.fault[0] == str(trainer.global_rank):
-            what, when = self.fault[1:]
-            if when == "before":
-                strike(what)
-            doom(module.kind, what, when)
+            if fault := self.given.take_fault():
+                self.break_save(module.kind, fault)
         try:
             trainer.save_checkpoint(self.path)
         except (Exception, CheckpointException) as error:  # Torch's is no Exception.
-            print("failed", step, type(error).__name__, *str(error).split(), flush=True)
+            say_failed(step, error)
             if isinstance(error, MemberLostError):
                 raise
         else:
-            print("saved", step, flush=True)
+            say("saved", step)
+
+    def break_save(self, kind: str, fault: Fault) -> None:
+        """Let a fault strike before the save, or in it."""
+        if fault.when == "before":
+            fault.strike()
+        elif kind == "ddp":
+            fault.strike_in(torch_io, "_atomic_save")
+        else:
+            fault.strike_in(FileSystemWriter, "_write_data")
 
 
 def main() -> None:
     """Train and save."""
-    folder, kind, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    given = Arguments.read(own=1)
+    (kind,) = given.own
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     strategy = strategy_of(kind)
     # As torchrun starts a rank: Lightning shall start none.
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"]}
     os.environ |= {"GROUP_RANK": "0"}
-    path = folder / "last.ckpt"
+    path = given.folder / "last.ckpt"
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=strategy if mode == "plain" else committed(strategy),
+        strategy=strategy if given.is_plain else committed(strategy),
         plugins=[TorchElasticEnvironment()],
-        callbacks=[Saving(path, ENDLESS if mode == "endless" else SAVES, sys.argv[4:])],
+        callbacks=[Saving(path, given)],
         max_epochs=1000,
         logger=False,
         enable_checkpointing=False,
@@ -147,9 +134,8 @@ def main() -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    resumes = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
     trainer.fit(
-        Model(kind), DataLoader(TensorDataset(torch.ones(1000, 1))), ckpt_path=path if resumes else None
+        Model(kind), DataLoader(TensorDataset(torch.ones(1000, 1))), ckpt_path=path if given.life else None
     )
 
 

@@ -1,18 +1,15 @@
-"""A process of a job that trains with JAX and saves with Orbax: ``FOLDER MODE [WHO WHAT WHEN]``.
+"""A process of a job that trains with JAX and saves with Orbax: the arguments of :mod:`.job`.
 
-MODE is ``committed`` or ``plain``, with Muster's barrier or with JAX's own, the control; or ``checkpointer``:
-with Muster's, and an ``AsyncCheckpointer`` of no manager; or ``endless``: committed, until it is killed. The
-weights, of which each process has its part, are the number of the step that made them. Each step is saved.
-Every life of the job but the first resumes. At the third save process WHO does WHAT (``kill``, ``raise``) at
-WHEN: ``before`` the save, ``writing``, or ``after`` it has written. A process whose save failed goes on
-from the last checkpoint.
+MODE may also be ``checkpointer``: with Muster's barrier, and an ``AsyncCheckpointer`` of no manager. The
+weights, of which each process has its part, are the number of the step that made them. A process whose save
+failed goes on from the last checkpoint.
 """
 
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,30 +19,11 @@ from orbax.checkpoint._src.futures.future import ChainedFuture
 
 from muster.worker.errors import MemberLostError, MusterError
 from muster.worker.integrations.orbax import barrier_sync_fn
-from tests.support.jobs.fault import FAULTY, SAVES, strike
+from tests.support.jobs.fault import SAVES, Fault
+from tests.support.jobs.job import Arguments, Job, say
 
 SHORT = 6
 """Seconds that a save of the control waits."""
-
-
-def doom(what: str, when: str) -> None:
-    """Let it go wrong once, where the thread of the third save waits for what is written."""
-    theirs: Any = ChainedFuture.result
-    saves = iter(range(1, FAULTY + 1))
-
-    def ours(*arguments: Any, **named: Any) -> Any:
-        by = sys._getframe(1).f_code.co_name
-        due = by == "_background_wait_for_commit_futures" and next(saves) == FAULTY
-        if due:
-            ChainedFuture.result = theirs
-            if when == "writing":
-                strike(what)
-        written = theirs(*arguments, **named)
-        if due:
-            strike(what)
-        return written
-
-    ChainedFuture.result = ours
 
 
 class Managed:
@@ -91,48 +69,60 @@ class Alone:
         return weights
 
 
-def main() -> None:
-    """Resume, and train."""
-    folder, mode = Path(sys.argv[1]), sys.argv[2]
-    who, what, when = sys.argv[3:] or ("none", "", "")
-    life, world, rank = (
-        int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "RANK")
-    )
-    jax.distributed.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", world, rank)
-    options = ocp.AsyncOptions(timeout_secs=60, barrier_sync_fn=barrier_sync_fn())
-    if mode == "plain":
-        options = ocp.AsyncOptions(timeout_secs=SHORT)
-    saves = (Alone if mode == "checkpointer" else Managed)(folder, options)
-    sharding = NamedSharding(jax.make_mesh((world,), ("processes",)), PartitionSpec("processes"))
+class OrbaxJob(Job):
+    """Saves weights that are sharded over the processes."""
 
-    def made(step: int) -> jax.Array:
+    FAILURES = (Exception,)
+
+    def __init__(self, given: Arguments) -> None:
+        super().__init__(given)
+        options = ocp.AsyncOptions(timeout_secs=60, barrier_sync_fn=barrier_sync_fn())
+        if given.is_plain:
+            options = ocp.AsyncOptions(timeout_secs=SHORT)
+        self._saves = (Alone if given.mode == "checkpointer" else Managed)(given.folder, options)
+        mesh = jax.make_mesh((given.world_size,), ("processes",))
+        self._sharding = NamedSharding(mesh, PartitionSpec("processes"))
+
+    def _weights_at(self, step: int) -> jax.Array:
+        rows = 2 * self.given.world_size
         return jax.make_array_from_callback(
-            (2 * world,), sharding, lambda place: np.full(2 * world, step, np.float32)[place]
+            (rows,), self._sharding, lambda place: np.full(rows, step, np.float32)[place]
         )
 
-    def resume() -> int:
-        weights = saves.load(made(0))
+    def load(self) -> Sequence[object]:
+        weights = self._saves.load(self._weights_at(0))
         mine = {float(number) for shard in weights.addressable_shards for number in np.asarray(shard.data)}
-        print("resumed", *(f"{number:g}" for number in mine), flush=True)
-        return int(min(mine))
+        self.step = int(min(mine))
+        return [f"{number:g}" for number in mine]
 
-    step = resume() if life else 0
-    if str(rank) == who and when != "before":
-        doom(what, when)
-    while mode == "endless" or step < SAVES * (1 + life):
-        step += 1
-        try:
-            if (step, str(rank), when) == (FAULTY, who, "before"):
-                strike(what)
-            saves.save(step, made(step))
-        except Exception as error:
-            print("failed", type(error).__name__, *str(error).split(), flush=True)
-            if isinstance(error, MemberLostError) or not isinstance(error, MusterError | OSError):
-                raise
-            step = resume()
-        else:
-            print("saved", step, flush=True)
-    print("ended", step, flush=True)
+    def last_step(self) -> int:
+        return self.given.saves if self.given.mode == "endless" else SAVES * (1 + self.given.life)
+
+    def train(self) -> None:
+        self._weights = self._weights_at(self.step)
+
+    def save(self) -> None:
+        self._saves.save(self.step, self._weights)
+
+    def break_save(self, fault: Fault) -> None:
+        """Strike where the thread of the save waits for what is written."""
+        by = "_background_wait_for_commit_futures"
+        fault.strike_in(ChainedFuture, "result", lambda: sys._getframe(2).f_code.co_name == by)
+
+    def after_failure(self, error: BaseException) -> None:
+        if isinstance(error, MemberLostError) or not isinstance(error, MusterError | OSError):
+            raise error
+        self.resume()
+
+    def close(self) -> None:
+        say("ended", self.step)
+
+
+def main() -> None:
+    """Resume, and train."""
+    given = Arguments.read()
+    jax.distributed.initialize(f"127.0.0.1:{os.environ['MASTER_PORT']}", given.world_size, given.rank)
+    OrbaxJob(given).run()
 
 
 if __name__ == "__main__":

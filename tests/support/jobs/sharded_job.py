@@ -1,19 +1,15 @@
-"""A rank of a job that Accelerate or Transformers' Trainer trains in shards: ``FOLDER KIND SHARDING [WHEN]``.
+"""A rank of a job that Accelerate or Transformers' Trainer trains in shards: the arguments of :mod:`.job`.
 
-KIND is ``accelerate`` or ``transformers``, SHARDING ``fsdp`` or ``deepspeed``, ZeRO's second stage. Each step
-takes 1 from each weight, and is saved. Every life of the job but the first resumes, and says which steps made
-this rank's weights, and what its optimizer knows. At the third save rank 1 is killed, ``writing`` its shard,
-or ``after`` it has written it.
+OWN is ``KIND SHARDING``. KIND is ``accelerate`` or ``transformers``, SHARDING ``fsdp`` or ``deepspeed``,
+ZeRO's second stage. Each step takes 1 from each weight. A life that resumes says which steps made this rank's
+weights, and what its optimizer knows. The fault strikes in the writing of a shard.
 
 Both frameworks shard on GPUs alone. So that they do it here, they are told that there are some, which are the
 processor.
 """
 
 import os
-import signal
-import sys
-import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,10 +23,11 @@ from accelerate.utils import ProjectConfiguration
 from torch.distributed.checkpoint import filesystem
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from muster.worker import MusterError
+from muster.worker.errors import MusterError
 from muster.worker.integrations import accelerate as ours
 from muster.worker.integrations.transformers import CommitCallback, latest
-from tests.support.jobs.fault import FAULTY, SAVES
+from tests.support.jobs.fault import FAULTY, SAVES, Fault
+from tests.support.jobs.job import Arguments, Job, say, say_failed
 
 ZERO: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
@@ -77,72 +74,73 @@ def steps_in(model: Any, optimizer: Any) -> list[int]:
     return sorted(found | {int(known["step"]) for known in optimizer.state.values()})
 
 
-def doom(sharding: str, when: str) -> None:
-    """Be killed while the next shard is written, or after that."""
-    place: Any = torch if sharding == "deepspeed" else filesystem.FileSystemWriter
-    name = "save" if sharding == "deepspeed" else "_write_data"
-    theirs = getattr(place, name)
-
-    def strike(*arguments: Any, **named: Any) -> None:
-        if when == "after":
-            theirs(*arguments, **named)
-        time.sleep(0.5)  # The others go on as far as they get.
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(place, name, strike)
-
-
-def with_accelerate(folder: Path, sharding: str, when: str) -> None:
-    """Train by hand."""
-    options: dict[str, Any] = {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2)}
+def break_save(sharding: str, fault: Fault) -> None:
+    """Let a fault strike while the next shard is written, or after that."""
     if sharding == "deepspeed":
-        options = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=ZERO)}
-    project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, total_limit=2)
-    accelerator = ours.commit_together(Accelerator(project_config=project, **options))
-    model: Any = Model()
-    model, optimizer = accelerator.prepare(
-        model, torch.optim.AdamW(model.parameters(), 1.0, weight_decay=0.0)
-    )
-    done = 0
-    if ours.latest(folder) is not None:
-        accelerator.load_state()
-        steps = steps_in(model, optimizer)
-        print("resumed", *steps, flush=True)
-        done = steps[0]
-    for step in range(done + 1, done + SAVES + 1):
-        accelerator.backward(model(torch.ones(1, 8))["loss"])
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == FAULTY and when and accelerator.process_index == 1:
-            doom(sharding, when)
-        try:
-            accelerator.save_state()
-        except MusterError as error:
-            print("failed", step, *str(error).split(), flush=True)
-            raise
-        print("saved", step, flush=True)
+        fault.strike_in(torch, "save")
+    else:
+        fault.strike_in(filesystem.FileSystemWriter, "_write_data")
+
+
+class AccelerateJob(Job):
+    """Trains by hand."""
+
+    FAILURES = (MusterError,)
+
+    def __init__(self, given: Arguments, sharding: str) -> None:
+        super().__init__(given)
+        self._sharding = sharding
+        options: dict[str, Any] = {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2)}
+        if sharding == "deepspeed":
+            options = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=ZERO)}
+        project = ProjectConfiguration(str(given.folder), automatic_checkpoint_naming=True, total_limit=2)
+        self._accelerator: Any = ours.commit_together(Accelerator(project_config=project, **options))
+        model: Any = Model()
+        self._model, self._optimizer = self._accelerator.prepare(
+            model, torch.optim.AdamW(model.parameters(), 1.0, weight_decay=0.0)
+        )
+
+    def has_checkpoint(self) -> bool:
+        return ours.latest(self.given.folder) is not None
+
+    def load(self) -> Sequence[object]:
+        self._accelerator.load_state()
+        steps = steps_in(self._model, self._optimizer)
+        self.step = steps[0]
+        return steps
+
+    def train(self) -> None:
+        self._accelerator.backward(self._model(torch.ones(1, 8))["loss"])
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def save(self) -> None:
+        self._accelerator.save_state()
+
+    def break_save(self, fault: Fault) -> None:
+        break_save(self._sharding, fault)
 
 
 class Teller(TrainerCallback):  # type: ignore[misc]
     """Prints a line for each step that was saved."""
 
-    def __init__(self, sharding: str, when: str) -> None:
+    def __init__(self, given: Arguments, sharding: str) -> None:
+        self.given = given
         self.sharding = sharding
-        self.when = when
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step:
-            print("resumed", *steps_in(given["model"], given["optimizer"]), flush=True)
+            say("resumed", *steps_in(given["model"], given["optimizer"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if state.global_step == FAULTY and self.when and args.process_index == 1:
-            doom(self.sharding, self.when)
+        if state.global_step == FAULTY and (fault := self.given.take_fault()):
+            break_save(self.sharding, fault)
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        print("saved", state.global_step, flush=True)
+        say("saved", state.global_step)
 
 
-def with_trainer(folder: Path, sharding: str, when: str) -> None:
+def with_trainer(given: Arguments, sharding: str) -> None:
     """Let Transformers train."""
     options: dict[str, Any] = {
         "fsdp": True,
@@ -151,8 +149,8 @@ def with_trainer(folder: Path, sharding: str, when: str) -> None:
     if sharding == "deepspeed":
         options = {"deepspeed": ZERO}
     arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=SAVES if (last := latest(folder)) is None else int(last.name.split("-")[1]) + SAVES,
+        output_dir=str(given.folder),
+        max_steps=SAVES if (last := latest(given.folder)) is None else int(last.name.split("-")[1]) + SAVES,
         per_device_train_batch_size=1,
         learning_rate=1.0,
         lr_scheduler_type="constant",
@@ -165,25 +163,28 @@ def with_trainer(folder: Path, sharding: str, when: str) -> None:
         **options,
     )
     data = [{"x": torch.ones(8)} for _ in range(100)]
-    teller = Teller(sharding, when)
+    teller = Teller(given, sharding)
     trainer = Trainer(Model(), arguments, train_dataset=data, callbacks=[CommitCallback(), teller])
     trainer.remove_callback(PrinterCallback)
     try:
         trainer.train(resume_from_checkpoint=last is not None)
     except MusterError as error:
-        print("failed", trainer.state.global_step, *str(error).split(), flush=True)
+        say_failed(trainer.state.global_step, error)
         raise
 
 
 def main() -> None:
     """Resume, and train."""
-    folder, kind, sharding = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    when = sys.argv[4] if len(sys.argv) > 4 else ""
+    given = Arguments.read(own=2)
+    kind, sharding = given.own
     torch.set_num_threads(1)
     pretend()
     if sharding == "deepspeed" and kind == "accelerate":
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-    (with_accelerate if kind == "accelerate" else with_trainer)(folder, sharding, when)
+    if kind == "accelerate":
+        AccelerateJob(given, sharding).run()
+    else:
+        with_trainer(given, sharding)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,14 @@
-"""A rank of a job that checkpoints by torchtitan's manager: ``FOLDER MODE [WHO WHAT WHEN]``.
+"""A rank of a job that checkpoints by torchtitan's manager: the arguments of :mod:`.job`.
 
-MODE is ``committed`` or ``plain``: with Muster's manager, or with torchtitan's own, the control; or
-``endless``: committed and asynchronous, until it is killed. With ``-back``, all ranks go back to the step
-before the last, and train on other data. With ``-hf``, the last save is in safetensors. With ``-from``, the
-job names the last step's checkpoint as the one to load. The model is sharded; its weights are the number of
-the step, and of the data. Each step is saved, and two checkpoints are kept. Every life of the job but the
-first resumes. At the third save rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save,
-``writing``, or ``after`` it has written.
+An ``endless`` one saves asynchronously. With ``-back`` after MODE, all ranks go back to the step before the
+last, and train on other data. With ``-hf``, the last save is in safetensors. With ``-from``, the job names
+the last step's checkpoint as the one to load. The model is sharded; its weights are the number of the step,
+and of the data. Two checkpoints are kept. A life ends at the third step.
 """
 
 import logging
-import os
-import sys
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +20,10 @@ from torch.distributed.fsdp import fully_shard
 from torchtitan.components.checkpointer import TRAIN_STATE, CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 
-from muster.worker import MusterError
+from muster.worker.errors import MusterError
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager
-from tests.support.jobs.fault import ENDLESS, FAULTY, strike
+from tests.support.jobs.fault import FAULTY, Fault
+from tests.support.jobs.job import Arguments, Job
 
 OTHER_DATA = 1000
 """What is added to the weights by other data."""
@@ -57,24 +53,29 @@ class ToHuggingFace:
         return {"weight": state["weight"]}
 
 
-class Job:
-    """The parts that torchtitan's trainer has."""
+class TorchtitanJob(Job):
+    """Has the parts that torchtitan's trainer has."""
 
-    def __init__(self, folder: Path, kind: type[CheckpointManager], async_mode: str, how: str) -> None:
+    FAILURES = (CheckpointException, MusterError)  # Raised again, as torchtitan's trainer does.
+
+    def __init__(self, given: Arguments) -> None:
+        super().__init__(given)
+        mode, _, self.how = given.mode.partition("-")
         self.model = torch.nn.Linear(1, dist.get_world_size(), bias=False)
         fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
         self.progress = Progress()
         group = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 0.0})
         optimizers = OptimizersContainer.Config(param_groups=[group]).build(model_parts=[self.model])
-        self.manager: Any = kind.Config(
+        kind: Any = CheckpointManager if mode == "plain" else CommittedCheckpointManager
+        self.manager = kind.Config(
             enable=True,
             interval=1,
             keep_latest_k=2,
-            async_mode=async_mode,
-            initial_load_path=str(folder / f"checkpoint/step-{FAULTY}") if how == "from" else None,
+            async_mode="async" if mode == "endless" else "disabled",
+            initial_load_path=str(given.folder / f"checkpoint/step-{FAULTY}") if self.how == "from" else None,
             initial_load_model_only=False,
-            last_save_model_only=how == "hf",
-            last_save_in_hf=how == "hf",
+            last_save_model_only=self.how == "hf",
+            last_save_in_hf=self.how == "hf",
         ).build(
             dataloader=None,
             model_parts=[self.model],
@@ -82,7 +83,7 @@ class Job:
             lr_schedulers=LRSchedulersContainer.Config().build(optimizers=optimizers, training_steps=1),
             states={TRAIN_STATE: self.progress},
             sd_adapter=ToHuggingFace(),
-            base_folder=str(folder),
+            base_folder=str(given.folder),
         )
 
     @property
@@ -92,69 +93,41 @@ class Job:
         local: torch.Tensor = weight.to_local()
         return local
 
-    def resume(self, step: int) -> None:
-        """Load a step, and say what it holds."""
-        if self.manager.load(step):
-            expected = self.progress.step + self.progress.data
-            whole = set(self.weights.flatten().tolist()) == {float(expected)}
-            print("resumed", self.progress.step, "whole" if whole else "mixed", flush=True)
+    def has_checkpoint(self) -> bool:
+        return True  # The manager looks for itself.
+
+    def load(self) -> Sequence[object]:
+        if not self.manager.load(FAULTY - 1 if self.how == "back" else -1):
+            return []
+        self.step = self.progress.step
+        expected = self.step + self.progress.data
+        whole = set(self.weights.flatten().tolist()) == {float(expected)}
+        if self.how == "back":
+            self.progress.data = OTHER_DATA
+        return [self.step, "whole" if whole else "mixed"]
+
+    def last_step(self) -> int:
+        return super().last_step() if self.given.mode == "endless" else FAULTY
 
     def train(self) -> None:
-        """One step."""
-        self.progress.step += 1
+        self.progress.step = self.step
         with torch.no_grad():
-            self.weights.fill_(self.progress.step + self.progress.data)
+            self.weights.fill_(self.step + self.progress.data)
 
-    def save(self, last: bool) -> None:
-        """Save, and say what has come of it."""
-        try:
-            self.manager.save(self.progress.step, last_step=last)
-            self.manager.maybe_wait_for_saving()
-        except (CheckpointException, MusterError) as error:
-            print("failed", self.progress.step, *str(error).split(), flush=True)
-            raise  # As torchtitan's trainer does.
-        else:
-            print("saved", self.progress.step, flush=True)
+    def save(self) -> None:
+        self.manager.save(self.step, last_step=self.how == "hf" and self.step == FAULTY)
+        self.manager.maybe_wait_for_saving()
 
+    def break_save(self, fault: Fault) -> None:
+        fault.strike_in(FileSystemWriter, "_write_data")
 
-def doom(what: str, when: str) -> None:
-    """Let the next write go wrong."""
-    writers: Any = FileSystemWriter
-    theirs = writers._write_data
-
-    def ours(*arguments: Any) -> Any:
-        writers._write_data = theirs
-        written = theirs(*arguments) if when == "after" else None
-        strike(what)
-        return written
-
-    writers._write_data = ours
-
-
-def main() -> None:
-    """Resume, train and save; print a line of each."""
-    folder, (mode, _, how) = Path(sys.argv[1]), sys.argv[2].partition("-")
-    who, what, when = sys.argv[3:] or ("none", "", "")
-    rank = os.environ["RANK"]
-    logging.basicConfig(level=logging.WARNING)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    kind = CheckpointManager if mode == "plain" else CommittedCheckpointManager
-    job = Job(folder, kind, "async" if mode == "endless" else "disabled", how)
-    job.resume(FAULTY - 1 if how == "back" else -1)
-    if how == "back":
-        job.progress.data = OTHER_DATA
-    first = job.progress.step
-    while job.progress.step < (first + ENDLESS if mode == "endless" else FAULTY):
-        job.train()
-        if (job.progress.step, rank) == (FAULTY, who):
-            if when == "before":
-                strike(what)
-            doom(what, when)
-        job.save(last=how == "hf" and job.progress.step == FAULTY)
-    job.manager.close()
-    dist.destroy_process_group()
+    def close(self) -> None:
+        self.manager.close()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    logging.basicConfig(level=logging.WARNING)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    TorchtitanJob(Arguments.read()).run()

@@ -1,15 +1,11 @@
-"""A rank of a job that trains with Transformers' Trainer: ``FOLDER MODE [WHO WHAT WHEN]``.
+"""A rank of a job that trains with Transformers' Trainer: the arguments of :mod:`.job`.
 
-MODE is ``committed`` or ``plain``: with Muster's callback, or without it, the control; or ``endless``:
-committed, until it is killed. Each step is saved, and two checkpoints are kept. The weight is the number of
-the step, and each rank's random numbers are what they are to be at it. Every life of the job but the first
-resumes. At the third step rank WHO does WHAT (``kill``, ``raise``) at WHEN: ``before`` the save, ``writing``,
-or ``after`` it has written. A rank whose save failed trains on from the last checkpoint.
+Two checkpoints are kept. The weight is the number of the step, and each rank's random numbers are what they
+are to be at it. A rank whose save failed trains on from the last checkpoint.
 """
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from muster.worker import MusterError
+from muster.worker.errors import MusterError
 from muster.worker.integrations.transformers import CommitCallback, latest
-from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES, strike
+from tests.support.jobs.fault import ENDLESS, FAULTY, SAVES
+from tests.support.jobs.job import Arguments, say, say_failed
 
 
 class Line(torch.nn.Module):
@@ -41,32 +38,21 @@ def chance_at(step: int, rank: int) -> torch.Tensor:
 
 
 class Teller(TrainerCallback):  # type: ignore[misc]
-    """Prints a line for each step that was saved."""
+    """Trains, and prints a line for each step that was saved."""
+
+    def __init__(self, given: Arguments) -> None:
+        self.given = given
+        self.trainer: Any = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         with torch.no_grad():
             model.weight.fill_(state.global_step)
         torch.random.set_rng_state(chance_at(state.global_step, args.process_index))
+        if state.global_step == FAULTY and (fault := self.given.take_fault()):
+            fault.strike_in(self.trainer, "save_model" if fault.when == "before" else "_save_rng_state")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        print("saved", state.global_step, flush=True)
-
-
-def doom(trainer: Trainer, what: str, when: str) -> None:
-    """Let it go wrong once, at a moment of the save."""
-    name = "save_model" if when == "before" else "_save_rng_state"
-    theirs = getattr(trainer, name)
-
-    def ours(*arguments: Any, **named: Any) -> None:
-        if trainer.state.global_step != FAULTY:
-            theirs(*arguments, **named)
-            return
-        setattr(trainer, name, theirs)
-        if when == "after":
-            theirs(*arguments, **named)
-        strike(what)
-
-    setattr(trainer, name, ours)
+        say("saved", state.global_step)
 
 
 def whole(checkpoint: Path, ranks: int) -> str:
@@ -87,16 +73,14 @@ def whole(checkpoint: Path, ranks: int) -> str:
 
 def main() -> None:
     """Resume, and train."""
-    folder, mode = Path(sys.argv[1]), sys.argv[2]
-    who, what, when = sys.argv[3:] or ("none", "", "")
+    given = Arguments.read()
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
     torch.set_num_threads(1)
-    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     arguments = TrainingArguments(
-        output_dir=str(folder),
+        output_dir=str(given.folder),
         use_cpu=True,
         ddp_timeout=20,
-        max_steps=ENDLESS if mode == "endless" else SAVES * (1 + life),
+        max_steps=ENDLESS if given.mode == "endless" else SAVES * (1 + given.life),
         per_device_train_batch_size=1,
         save_steps=1,
         save_total_limit=2,
@@ -105,26 +89,25 @@ def main() -> None:
         report_to="none",
     )
     data = [{"x": torch.tensor([float(n)]), "labels": torch.tensor([2.0 * n])} for n in range(8)]
-    callbacks = [Teller()] if mode == "plain" else [CommitCallback(), Teller()]
-    trainer = Trainer(Line(), arguments, train_dataset=data, callbacks=callbacks)
+    teller = Teller(given)
+    callbacks = [teller] if given.is_plain else [CommitCallback(), teller]
+    trainer = teller.trainer = Trainer(Line(), arguments, train_dataset=data, callbacks=callbacks)
     trainer.remove_callback(PrinterCallback)
     theirs = trainer._load_from_checkpoint
 
     def load(checkpoint: str, *rest: Any) -> None:
         theirs(checkpoint, *rest)
         step = checkpoint.rpartition("-")[2]
-        print("resumed", step, whole(Path(checkpoint), arguments.world_size), flush=True)
+        say("resumed", step, whole(Path(checkpoint), given.world_size))
 
     trainer._load_from_checkpoint = load
-    if str(arguments.process_index) == who:
-        doom(trainer, what, when)
-    resumes = life > 0 if mode == "plain" else latest(folder) is not None
+    resumes = given.life > 0 if given.is_plain else latest(given.folder) is not None
     try:
         trainer.train(resume_from_checkpoint=resumes)
     except (MusterError, OSError) as error:
-        print("failed", *str(error).split(), flush=True)
+        say_failed(trainer.state.global_step, error)
         trainer.train(resume_from_checkpoint=True)
-    print("ended", trainer.state.global_step, flush=True)
+    say("ended", trainer.state.global_step)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,6 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.recovery import family
-
-PATIENCE = 300.0
-"""Seconds until a job counts as hung."""
-
 
 @dataclass
 class Nodes:
@@ -34,6 +29,8 @@ class Nodes:
     """Ranks of a node."""
     program: Callable[[Path], list[str]]
     """Returns what an agent runs, given its disk."""
+    patience: float = 300.0
+    """Seconds until the job counts as hung."""
     agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def disk(self, number: int) -> Path:
@@ -55,9 +52,17 @@ class Nodes:
             agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         self.agents.append(agent)
 
+    def send(self, number: int, fault: signal.Signals) -> None:
+        """Send a signal to all processes of a node."""
+        for process in self.processes(number):
+            process.send_signal(fault)
+
     def processes(self, number: int) -> list[psutil.Process]:
         """Return all processes of a node: its agent, its ranks, and its keeper."""
-        found = family(self.agents[number].pid) if self.agents[number].poll() is None else []
+        found = []
+        if self.agents[number].poll() is None:
+            agent = psutil.Process(self.agents[number].pid)
+            found = [agent, *agent.children(recursive=True)]
         for path in self.disk(number).glob("*/keeper.json"):
             with suppress(psutil.NoSuchProcess):
                 found.append(psutil.Process(json.loads(path.read_text())["pid"]))
@@ -65,8 +70,7 @@ class Nodes:
 
     def lose(self, number: int) -> None:
         """Kill a node, and wipe its disk."""
-        for process in self.processes(number):
-            process.send_signal(signal.SIGKILL)
+        self.send(number, signal.SIGKILL)
         shutil.rmtree(self.disk(number), ignore_errors=True)
 
     def end(self) -> None:
@@ -83,7 +87,7 @@ class Nodes:
         Returns:
             Whether it came: False if the agents that live have ended, or hang.
         """
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while time.monotonic() < end:
             if done():
                 return True

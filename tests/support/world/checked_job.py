@@ -1,11 +1,13 @@
 """The state of a random job around the core, and the invariants that hold after each of its steps."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from muster.service.core.barriers.checkpoints import MAX_FAILURES
 from muster.service.core.membership.process import SUCCESSION_WINDOW, Process
+from muster.service.core.run import Run
 from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.model import MemberState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
@@ -62,6 +64,8 @@ class CheckedJob(RuleBasedStateMachine):
         """By group and rank: the process that spoke last, and in which of the group's lives."""
         self.successions: list[Succession] = []
         """Processes that took over a group from another one in its current membership."""
+        self.epoch = self.world.epoch
+        """The coordinator's start that the successions were last compared with."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -152,6 +156,9 @@ class CheckedJob(RuleBasedStateMachine):
             return
         run, lives = self.world.coordinator.runs[RUN], self.world.disk.eras
         self.successions = [one for one in self.successions if one.life == lives[RUN, one.prefix]]
+        if self.epoch != self.world.epoch:
+            self.epoch = self.world.epoch
+            self.successions = list(self.known_after_a_restart(run))
         for prefix, group in run.groups.items():
             for rank, speaker in group.owners.items():
                 life, process = lives[RUN, prefix], speaker.process
@@ -171,6 +178,19 @@ class CheckedJob(RuleBasedStateMachine):
                     assert not any(
                         successor is not None and not successor.state.gone for successor in successors
                     ) or (not run.roster.is_gone(rank, dead))
+
+    def known_after_a_restart(self, run: Run) -> Iterator[Succession]:
+        """What a restarted coordinator knows of successions: those from processes that own a group.
+
+        A process that lives, and owns no group, has no record. It counts as new when it says hello.
+        """
+        for group in run.groups.values():
+            for rank, owner in group.owners.items():
+                older = owner.process.incarnation
+                links = {older, *self.successors(rank, older)}
+                for one in self.successions:
+                    if one.rank == rank and one.older in links:
+                        yield replace(one, older=older)
 
     def successors(self, rank: int, incarnation: str) -> set[str]:
         """The processes that took over a group from this one, or from one of its successors."""

@@ -54,8 +54,8 @@ class Process:
     """When it certainly existed, on the monotonic clock: at its last hello, or its goodbye. The coordinator
     notices a loss late, so that does not count. -inf if it was gone before a restart."""
     lineage: int
-    """Shared by the processes of its rank that took over groups from one another: their lowest ordinal. A restart
-    of the coordinator forgets it of a process that owns no group."""
+    """Shared by the processes of its rank that took over groups from one another: their lowest ordinal. A
+    restart of the coordinator forgets it of a process that owns no group."""
     past: bool = False
     """It may belong to an earlier start of the job. It stays known, and barriers still wait for its rank."""
     successor_until: float | None = None

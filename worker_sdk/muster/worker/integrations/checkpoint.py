@@ -25,6 +25,7 @@ from torch.futures import Future
 
 from muster.checkpoint.committed import Committed
 from muster.checkpoint.damage import DamageError
+from muster.checkpoint.retry import is_file, lexists
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
@@ -222,11 +223,9 @@ class CommittedWriter(FileSystemWriter):
         staged, group = self._save.staged, Group.of(self._save.barrier)
         with _report_failure(self._save.commitment):
             _check_same(self._name.name, plans)
-            if not self.overwrite and (
-                find(self._name) is not None or os.path.lexists(self._name / METADATA)
-            ):
+            if not self.overwrite and (find(self._name) is not None or lexists(self._name / METADATA)):
                 raise FileExistsError(f"Checkpoint already exists and {self.overwrite=}: {self._name}.")
-            if self._name.is_file():
+            if is_file(self._name):
                 raise NotADirectoryError(f"{self._name} is a file: it is not replaced. Name another.")
             check_name(self._name)
             if group in _unfinished:

@@ -22,7 +22,7 @@ from muster.checkpoint.damage import Damage, DamageError, damage_in
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.directory import CheckpointDirectory, sync, sync_file, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import ABSENT, exists, retrying
 from muster.checkpoint.source import FolderSource
 from muster.worker.saves.storage.checkpoint_storage import Newest
 from muster.worker.saves.storage.digesting import DigestingFiles
@@ -60,7 +60,7 @@ class FolderStorage:
     def committed(self, step: int) -> Path | None:
         """Return the checkpoint of a step that no other may replace."""
         path = self._directory.path(step)
-        if not path.exists():
+        if not exists(path):
             return None
         entry = self._directory.entry(path)
         return None if entry is not None and entry.replaceable else path
@@ -126,7 +126,7 @@ def _adapters(path: Path) -> Committed | None:
     """
     try:
         made = committed_by_adapter(unseal(retrying(str(path), (path / MARKER).read_bytes)), path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (*ABSENT, ValueError):
         return None
     return made if made.step != NO_STEP else replace(made, step=0)
 

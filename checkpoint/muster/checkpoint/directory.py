@@ -94,14 +94,14 @@ class CheckpointDirectory:
         """Return where the checkpoint of a step is, or will be."""
         return self.folder / _name(step)
 
-    def unfinished(self, step: int, save: SaveAttempt) -> Path:
+    def unfinished(self, step: int, attempt: SaveAttempt) -> Path:
         """Return where a step is written before it is committed.
 
         Args:
             step: the step.
-            save: the attempt, the same for all ranks.
+            attempt: the same for all ranks.
         """
-        return self.folder / f".step-{step:0{WIDTH}}.{save.generation}-{save.number}{self._run}"
+        return self.folder / f".step-{step:0{WIDTH}}.{attempt.generation}-{attempt.number}{self._run}"
 
     # ------------------------------------------------------------------ commit
 
@@ -122,20 +122,20 @@ class CheckpointDirectory:
         sync(self.folder)
         return made
 
-    def settle(self, step: int, save: SaveAttempt, manifest: ManifestReference) -> bool:
+    def settle(self, step: int, attempt: SaveAttempt, manifest: ManifestReference) -> bool:
         """Make sure that an attempt is committed, or never will be; return whether it is.
 
         Its folder is renamed. So a process that is about to commit it can no longer do so.
 
         Args:
             step: the step.
-            save: the attempt.
+            attempt: the attempt.
             manifest: that of the attempt.
 
         Raises:
             OSError: it cannot be made sure of.
         """
-        unfinished = self.unfinished(step, save)
+        unfinished = self.unfinished(step, attempt)
         doomed = self.folder / f".removed-{unfinished.name.removeprefix('.')}"
         if lexists(doomed):
             shutil.rmtree(doomed)
@@ -223,10 +223,10 @@ class CheckpointDirectory:
 
     # ------------------------------------------------------------------ marks
 
-    def mark_damaged(self, path: Path, damage: Damage) -> None:
+    def mark_damaged(self, made: Committed, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged, so that no restart resumes from it."""
-        logger.error("%s is damaged and will not be resumed from: %s", path, damage)
-        mark(path, DAMAGED, damage.encode())
+        logger.error("%s is damaged and will not be resumed from: %s", made.path, damage)
+        mark(Path(made.path), DAMAGED, damage.encode())
 
     # ------------------------------------------------------------------ removal
 

@@ -28,7 +28,7 @@ from muster.v1.insight_pb2 import Inspected
 
 MAX_UNSENT_BYTES = 32 << 20
 """Size limit of messages that may wait for one peer."""
-Heard: TypeAlias = Callable[[SessionId, Inspected], None]
+OnInspected: TypeAlias = Callable[[SessionId, Inspected], None]
 """Takes a process's answer to an inspection."""
 
 
@@ -48,7 +48,7 @@ class Session:
         max_unsent: messages that may wait for a peer that does not read. Beyond that it is cut off. A relay's
             limit is the maximum number of ranks in a message, because each may have its own answer.
         welcome: encodes a Welcome.
-        heard: takes answers to inspections.
+        on_inspected: takes answers to inspections.
         max_unsent_bytes: size limit of waiting messages.
         queued: counts the bytes in the outboxes of all sessions.
         writes: writes to readers.
@@ -61,7 +61,7 @@ class Session:
         driver: Driver,
         max_unsent: int,
         welcome: Callable[[Welcome], bytes] = codec.encode_welcome,
-        heard: Heard = ignore_answer,
+        on_inspected: OnInspected = ignore_answer,
         *,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
         queued: Queued | None = None,
@@ -70,7 +70,7 @@ class Session:
         join_turns: JoinTurns | None = None,
     ) -> None:
         self._driver = driver
-        self._heard = heard
+        self._on_inspected = on_inspected
         self._welcome = welcome
         self._max_unsent = max_unsent
         self._max_unsent_bytes = max_unsent_bytes
@@ -258,7 +258,7 @@ class Session:
 
     def _submit(self, event: Event | Inspected) -> None:
         if isinstance(event, Inspected):
-            self._heard(self.id, event)
+            self._on_inspected(self.id, event)
             return
         if self._driver.retired:
             # A goodbye above all must not seem accepted.
@@ -299,7 +299,7 @@ class SessionServicer:
         max_open: open streams, including those without a Hello yet.
         replicas: the addresses of all replicas, for the Welcome; empty: this is the only one.
         keepalive_ms: the keepalive for clients; 0: a third of the session TTL.
-        heard: takes answers to inspections.
+        on_inspected: takes answers to inspections.
         max_unsent_bytes: size limit of messages that may wait for one peer.
         writes: writes to readers.
     """
@@ -313,12 +313,12 @@ class SessionServicer:
         max_open: int = 2 * Limits().max_sessions,
         replicas: Callable[[], Sequence[str]] = tuple,
         keepalive_ms: int = 0,
-        heard: Heard = ignore_answer,
+        on_inspected: OnInspected = ignore_answer,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
         writes: Writes | None = None,
     ) -> None:
         self._driver = driver
-        self._heard = heard
+        self._on_inspected = on_inspected
         self._max_unsent_bytes = max_unsent_bytes
         self._queued = Queued()
         self._join_turns = JoinTurns()
@@ -341,7 +341,7 @@ class SessionServicer:
             self._driver,
             self._max_unsent,
             self._welcome,
-            self._heard,
+            self._on_inspected,
             max_unsent_bytes=self._max_unsent_bytes,
             queued=self._queued,
             writes=self._writes,

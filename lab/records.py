@@ -95,7 +95,7 @@ speakers = st.builds(
     shape=shapes | st.integers(1, 2**32 - 1),
     state=st.sampled_from(MemberState),
     lineage=st.integers(1, 2**62),
-    life=st.none() | numbers,
+    membership_start=st.none() | numbers,
 )
 shape_records = st.builds(ShapeRecord, names, names, st.integers(1, 2**32 - 1), shapes)
 missing_ranks = st.builds(

@@ -89,6 +89,24 @@ def test_store_without_exclusive_writes_is_known(objects: FsspecObjects, monkeyp
     assert objects.get("name") == b"first"
 
 
+def test_error_of_a_store_without_exclusive_writes_is_not_taken_for_absence(
+    objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch
+):
+    pipe = objects._fs.pipe_file
+    monkeypatch.setattr(objects._fs, "pipe_file", lambda path, data, mode="": pipe(path, data))
+    assert not objects.check_exclusive()
+    assert objects.create("name", b"first")
+
+    def fails(path: str, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(objects._fs, "info", fails)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            objects.create("name", b"second")
+    assert objects.get("name") == b"first"
+
+
 def test_store_that_refuses_such_writes_is_known(objects: FsspecObjects, monkeypatch: pytest.MonkeyPatch):
     pipe = objects._fs.pipe_file
 

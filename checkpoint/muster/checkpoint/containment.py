@@ -1,7 +1,8 @@
 """Paths of checkpoints whose names come from another process."""
 
-import os
 from pathlib import Path
+
+from muster.checkpoint.retry import is_link, resolved
 
 
 def check_name(name: str) -> None:
@@ -29,12 +30,13 @@ def path_in(folder: Path, name: str) -> Path:
 
     Raises:
         ValueError: it is not a name, or it is a link that leads out of the folder.
+        OSError: it cannot be looked at.
     """
     check_name(name)
     path = folder / name
-    if path.is_symlink() and not _resolved(path).is_relative_to(_resolved(folder)):
+    if is_link(path) and not resolved(path).is_relative_to(resolved(folder)):
         raise ValueError(
-            f"{path} is a link to {_resolved(path)}, outside of its folder, and is not resumed from. Move "
+            f"{path} is a link to {resolved(path)}, outside of its folder, and is not resumed from. Move "
             "the checkpoint into the folder, or name it in the script on all ranks."
         )
     return path
@@ -45,8 +47,4 @@ def followed(path: Path) -> Path:
 
     A link may be moved while ranks load: the path that this returns stays the same.
     """
-    return _resolved(path) if path.is_symlink() or path.name in ("", "..") else path
-
-
-def _resolved(path: Path) -> Path:
-    return Path(os.path.realpath(path))
+    return resolved(path) if is_link(path) or path.name in ("", "..") else path

@@ -5,7 +5,7 @@ import time
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import ABSENT, retrying
 
 DAMAGED = ".damaged.json"
 """The file that marks a checkpoint as damaged. No job resumes from a checkpoint that has it."""
@@ -85,7 +85,7 @@ def damage_in(folder: Path) -> Damage | None:
     """
     try:
         return Damage.decode(retrying(str(folder), (folder / DAMAGED).read_bytes))
-    except (FileNotFoundError, NotADirectoryError):
+    except ABSENT:
         return None
 
 

@@ -27,7 +27,7 @@ from muster.checkpoint.committed import (
 )
 from muster.checkpoint.damage import DAMAGED, KEPT, Damage
 from muster.checkpoint.manifest import MANIFEST, ManifestReference
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import ABSENT, ABSENT_FILE, lexists, resolved, retrying
 from muster.checkpoint.source import home
 
 logger = logging.getLogger(__name__)
@@ -94,14 +94,14 @@ class CheckpointDirectory:
         """Return where the checkpoint of a step is, or will be."""
         return self.folder / _name(step)
 
-    def unfinished(self, step: int, save: SaveAttempt) -> Path:
+    def unfinished(self, step: int, attempt: SaveAttempt) -> Path:
         """Return where a step is written before it is committed.
 
         Args:
             step: the step.
-            save: the attempt, the same for all ranks.
+            attempt: the same for all ranks.
         """
-        return self.folder / f".step-{step:0{WIDTH}}.{save.generation}-{save.number}{self._run}"
+        return self.folder / f".step-{step:0{WIDTH}}.{attempt.generation}-{attempt.number}{self._run}"
 
     # ------------------------------------------------------------------ commit
 
@@ -116,28 +116,28 @@ class CheckpointDirectory:
         write_synced(unfinished / MARKER, seal(made.fields()))
         sync(unfinished)
         target = Path(made.path)
-        if os.path.lexists(target) and (entry := self.entry(target)) is not None and entry.replaceable:
+        if (entry := self.entry(target)) is not None and entry.replaceable:
             self._remove(target)
         unfinished.rename(target)
         sync(self.folder)
         return made
 
-    def settle(self, step: int, save: SaveAttempt, manifest: ManifestReference) -> bool:
+    def settle(self, step: int, attempt: SaveAttempt, manifest: ManifestReference) -> bool:
         """Make sure that an attempt is committed, or never will be; return whether it is.
 
         Its folder is renamed. So a process that is about to commit it can no longer do so.
 
         Args:
             step: the step.
-            save: the attempt.
+            attempt: the attempt.
             manifest: that of the attempt.
 
         Raises:
             OSError: it cannot be made sure of.
         """
-        unfinished = self.unfinished(step, save)
+        unfinished = self.unfinished(step, attempt)
         doomed = self.folder / f".removed-{unfinished.name.removeprefix('.')}"
-        if os.path.lexists(doomed):
+        if lexists(doomed):
             shutil.rmtree(doomed)
         try:
             unfinished.rename(doomed)
@@ -160,7 +160,7 @@ class CheckpointDirectory:
         """
         try:
             return retrying(str(path), lambda: _read_marker(path, self._marked))
-        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        except (*ABSENT, ValueError) as error:
             raise UncommittedError(
                 f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that "
                 f"another program wrote, is not loaded; the last committed one here is {self._last_name()}."
@@ -198,7 +198,7 @@ class CheckpointDirectory:
             if entry is not None:
                 found.append(entry)
             else:
-                vanished = vanished or not os.path.lexists(path)  # Else it is not a checkpoint of ours.
+                vanished = vanished or not lexists(path)  # Else it is not a checkpoint of ours.
         return by_commit(found), vanished
 
     def entry(self, path: Path) -> Entry | None:
@@ -223,10 +223,10 @@ class CheckpointDirectory:
 
     # ------------------------------------------------------------------ marks
 
-    def mark_damaged(self, path: Path, damage: Damage) -> None:
+    def mark_damaged(self, made: Committed, damage: Damage) -> None:
         """Record durably that a checkpoint is damaged, so that no restart resumes from it."""
-        logger.error("%s is damaged and will not be resumed from: %s", path, damage)
-        mark(path, DAMAGED, damage.encode())
+        logger.error("%s is damaged and will not be resumed from: %s", made.path, damage)
+        mark(Path(made.path), DAMAGED, damage.encode())
 
     # ------------------------------------------------------------------ removal
 
@@ -256,15 +256,15 @@ class CheckpointDirectory:
                 self._remove(left)
         if keep_last is None:
             return
-        loading = {Path(path).resolve() for path in used}
-        unmarked = {Path(path).resolve() for path in excluded}
+        loading = {resolved(Path(path)) for path in used}
+        unmarked = {resolved(Path(path)) for path in excluded}
         newer = 0
         entries = self.entries()
         self._highest = _highest(entries)
         for entry in reversed(entries):
-            if newer >= keep_last and not entry.kept and entry.path.resolve() not in loading:
+            if newer >= keep_last and not entry.kept and resolved(entry.path) not in loading:
                 self._remove(entry.path)
-            newer += entry.whole and entry.path.resolve() not in unmarked
+            newer += entry.whole and resolved(entry.path) not in unmarked
 
     def _is_over(self, unfinished: Path, decided: SaveAttempt) -> bool:
         return unfinished.name.endswith(self._run) and _attempt(unfinished) <= decided
@@ -272,7 +272,7 @@ class CheckpointDirectory:
     def _remove(self, path: Path) -> None:
         # Renamed first: half of a checkpoint must not look like one, nor half of what may yet become one.
         doomed = self.folder / f".removed-{path.name.removeprefix('.')}"
-        if os.path.lexists(doomed):
+        if os.path.lexists(doomed):  # An error costs nothing: the rename fails, and a later sweep removes it.
             shutil.rmtree(doomed, ignore_errors=True)
         try:
             path.rename(doomed)
@@ -329,10 +329,10 @@ def read_entry(path: Path, marked: Callable[[Path], Committed]) -> Entry | None:
             return Entry(path, _read_marker(path, marked), damage, KEPT in names)
         except ValueError as error:
             return Entry(path, None, damage or Damage(MARKER, str(error)), KEPT in names)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except ABSENT_FILE:
         try:
             names = names_in(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return None  # Retention has just removed it, or it is a file of another program.
         lost = Damage(MARKER, "it is missing")
         if MANIFEST in names:

@@ -23,7 +23,7 @@ from muster.checkpoint.directory import (
     read_entry,
     unmark,
 )
-from muster.checkpoint.retry import is_file, retrying
+from muster.checkpoint.retry import ABSENT, is_file, retrying
 from muster.checkpoint.source import home, source_of
 from muster.checkpoint.storage_options import storage_options
 from muster.checkpoint.stored import MARKS, Inventory, NotCommittedError, StoredCheckpoint, content_size
@@ -121,7 +121,7 @@ class FolderInventory:
             # Another name may be anything. It is a checkpoint if it has a marker.
             if not name.startswith(STEP) and MARKER not in names_in(path):
                 return None
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return None
         except PermissionError as error:
             if name.startswith(STEP):

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from muster.checkpoint.retry import is_file
+from muster.checkpoint.retry import is_file, is_link, resolved
 
 PIECE = 2**20
 """Bytes of a small file that one call reads."""
@@ -117,7 +117,7 @@ def home(path: Path) -> Path:
 
 
 def _target(path: Path) -> Path:
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    return resolved(path) if is_link(path) else path
 
 
 class FileSource:

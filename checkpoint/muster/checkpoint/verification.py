@@ -15,7 +15,7 @@ from muster.checkpoint.committed import MARKER
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestError, ManifestReference
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import ABSENT_FILE, retrying
 from muster.checkpoint.source import OpenFile, Source, read_whole
 
 T = TypeVar("T")
@@ -252,7 +252,7 @@ def present(name: str, read: Callable[[], T]) -> T:
     """
     try:
         return read()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except ABSENT_FILE as error:
         raise DamageError(Damage.found(name, "it is missing")) from error
 
 

@@ -17,15 +17,19 @@ class Outbox:
         queued: counts the messages of several outboxes; None: this one counts for itself.
     """
 
+    __slots__ = ("_fewer", "_queued", "_waiting", "_wake", "bytes", "closed")
+
     def __init__(self, queued: Queued | None = None) -> None:
         self._queued = queued if queued is not None else Queued()
         self._waiting: deque[tuple[bytes, bytes]] = deque()
         """The part of each message that other outboxes may share, and the part that follows it here."""
         self.bytes = 0
         """Bytes of the messages that wait."""
-        self._closed = False
+        self.closed = False
+        """Whether it accepts no more messages."""
         self._wake: asyncio.Future[None] | None = None
-        self._fewer = asyncio.Event()
+        self._fewer: asyncio.Event | None = None
+        """Set when fewer messages wait; None before anything has waited for that."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -37,7 +41,7 @@ class Outbox:
             data: the part that other outboxes may share.
             own: the part that follows it here.
         """
-        if not self._closed:
+        if not self.closed:
             self._waiting.append((data, own))
             self.bytes += len(data) + len(own)
             self._queued.add(data)
@@ -50,24 +54,26 @@ class Outbox:
         data, own = self._waiting.popleft()
         self.bytes -= len(data) + len(own)
         self._queued.remove(data)
-        self._fewer.set()
+        if self._fewer is not None:
+            self._fewer.set()
         return data + own if own else data
 
     def close(self) -> None:
         """Accept no more messages; those that wait are still written."""
-        self._closed = True
-        self._fewer.set()
+        self.closed = True
+        if self._fewer is not None:
+            self._fewer.set()
         self._notify()
 
     def clear(self) -> None:
         """Drop all messages that wait."""
         while self._waiting:
             self.take()
-        self._fewer.set()
 
     async def room(self, limit: int) -> None:
         """Wait until fewer than ``limit`` messages wait, or until the outbox is closed."""
-        while len(self._waiting) >= limit and not self._closed:
+        while len(self._waiting) >= limit and not self.closed:
+            self._fewer = self._fewer or asyncio.Event()
             self._fewer.clear()
             await self._fewer.wait()
 
@@ -85,7 +91,7 @@ class Outbox:
         while True:
             while self._waiting:
                 await write(sum(map(len, self._waiting[0])), self.take)
-            if self._closed:
+            if self.closed:
                 return
             self._wake = loop.create_future()
             await self._wake

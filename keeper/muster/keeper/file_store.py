@@ -143,10 +143,7 @@ class FileStore:
 
     def has(self, attempt: SaveAttempt, name: str) -> bool:
         """Return whether a file is here and verified."""
-        try:
-            return self.verified.has(attempt, name)
-        except ValueError:
-            return False  # The name leads out of the folder.
+        return self.verified.has(attempt, name)
 
     def may_come(self, attempt: SaveAttempt, name: str) -> bool:
         """Return whether a file is here, verified or not."""

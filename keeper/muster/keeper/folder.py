@@ -20,6 +20,7 @@ from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.containment import path_in
 from muster.checkpoint.directory import sync
 from muster.checkpoint.local_folder import ADDRESS, LOCK, NOTES, attempt_name, find_attempt, run_folder
+from muster.checkpoint.retry import ABSENT, lexists
 from muster.keeper.vocabulary import HEAD
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Signature:
         """Return the signature of a regular file; None if there is no such file."""
         try:
             found = path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return None
         if not stat.S_ISREG(found.st_mode):
             return None
@@ -161,7 +162,7 @@ class KeeperFolder:
                     if entry.is_file(follow_symlinks=False)
                     and (entry.name in HEAD or not entry.name.startswith("."))
                 )
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return frozenset()
 
     def begin(self, attempt: SaveAttempt) -> Path:
@@ -180,7 +181,7 @@ class KeeperFolder:
             # Renamed first: half of an attempt must not be taken for an attempt.
             self.attempt(attempt).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
-        if doomed.exists():
+        if lexists(doomed):
             raise OSError(f"{doomed} cannot be removed. Correct the permissions of the files in it.")
 
     def _names(self) -> list[str]:

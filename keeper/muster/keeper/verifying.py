@@ -8,7 +8,7 @@ from muster.checkpoint.directory import METADATA
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestError, ManifestReference
 from muster.checkpoint.source import FolderSource, read_whole
 from muster.checkpoint.verification import read_file, read_manifest, verify
-from muster.keeper.vocabulary import Head, UnusableManifestError
+from muster.keeper.vocabulary import Head
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,6 @@ def read_head(folder: Path, reference: ManifestReference | None = None) -> Head 
         read_file(source, manifest, METADATA)
     except FileNotFoundError:
         return None
-    except UnusableManifestError:
-        raise
     except (DamageError, ManifestError) as error:
         # An unfinished head is usual: rank 0 writes it last. The log tells of a damaged one.
         if (folder / METADATA).exists() and (folder / MANIFEST).exists():

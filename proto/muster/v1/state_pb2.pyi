@@ -493,7 +493,7 @@ class SpeakerRecord(google.protobuf.message.Message):
     WORLD_SIZE_FIELD_NUMBER: builtins.int
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
-    LIFE_FIELD_NUMBER: builtins.int
+    MEMBERSHIP_START_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
     LINEAGE_FIELD_NUMBER: builtins.int
     NODE_NAME_FIELD_NUMBER: builtins.int
@@ -519,9 +519,10 @@ class SpeakerRecord(google.protobuf.message.Message):
     """How it stood when that last mattered: LOST or LEFT if it was gone; else IDLE for one that arrives by
     unary calls, and DISCONNECTED for any other.
     """
-    life: builtins.int
-    """The first sequence of the life of the group that it joined. If the group has begun another life since,
-    it speaks no more, and is kept only since it arrived at the newest release and may not have heard that.
+    membership_start: builtins.int
+    """The first sequence of the group's membership that it joined. If it is not the group's first_sequence, the
+    membership was reset since: the process no longer owns the rank. Its record is kept only because it
+    arrived at the newest release, and may not have heard of it. Unset: it joined the current membership.
     """
     shape: builtins.int
     """The number of the group's ShapeRecord that says which ranks its barriers cover; 0: world_size and
@@ -551,14 +552,14 @@ class SpeakerRecord(google.protobuf.message.Message):
         world_size: builtins.int = ...,
         participants: collections.abc.Iterable[builtins.int] | None = ...,
         state: muster.v1.common_pb2.MemberState.ValueType = ...,
-        life: builtins.int | None = ...,
+        membership_start: builtins.int | None = ...,
         shape: builtins.int = ...,
         lineage: builtins.int = ...,
         node_name: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_life", b"_life", "life", b"life"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_life", b"_life", "host", b"host", "incarnation", b"incarnation", "life", b"life", "lineage", b"lineage", "node_name", b"node_name", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "shape", b"shape", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_life", b"_life"]) -> typing.Literal["life"] | None: ...
+    def HasField(self, field_name: typing.Literal["_membership_start", b"_membership_start", "membership_start", b"membership_start"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_membership_start", b"_membership_start", "host", b"host", "incarnation", b"incarnation", "lineage", b"lineage", "membership_start", b"membership_start", "node_name", b"node_name", "ordinal", b"ordinal", "participants", b"participants", "pid", b"pid", "prefix", b"prefix", "rank", b"rank", "run_id", b"run_id", "shape", b"shape", "start_sequence", b"start_sequence", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_membership_start", b"_membership_start"]) -> typing.Literal["membership_start"] | None: ...
 
 global___SpeakerRecord = SpeakerRecord
 

@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class _Question:
+class _PendingRequest:
     """A request whose answer is not complete; answers keep the order of the requests."""
 
     answer: Callable[[], None]
@@ -73,12 +73,12 @@ class DownstreamStream:
         self._sink = sink
         self._check_run = check_run
         self._hello: pb.Hello | None = None
-        self._welcoming: UpstreamStream | None = None
+        self._welcome_stream: UpstreamStream | None = None
         """The upstream stream whose Welcome another relay gets."""
         self._routes: dict[int, _Route] = {}
         """By rank, of its newest process."""
-        self._questions: deque[_Question] = deque()
-        self._over = False
+        self._pending_requests: deque[_PendingRequest] = deque()
+        self._ended = False
         self._early_bytes = 0
         """Bytes that it sent before its Welcome."""
         self._welcomed = False
@@ -93,8 +93,8 @@ class DownstreamStream:
     @property
     def upstreams(self) -> set[UpstreamStream]:
         """The upstream streams that it uses."""
-        welcoming = {self._welcoming} if self._welcoming is not None else set()
-        return welcoming | {route.upstream for route in self._routes.values()}
+        welcome_streams = {self._welcome_stream} if self._welcome_stream is not None else set()
+        return welcome_streams | {route.upstream for route in self._routes.values()}
 
     # ------------------------------------------------------------------ from below
 
@@ -104,7 +104,7 @@ class DownstreamStream:
         Raises:
             Refused: the stream must end with this refusal.
         """
-        if self._over:
+        if self._ended:
             return
         if len(data) > self._max_message_bytes:
             raise refusals.too_large(len(data), self._max_message_bytes)
@@ -124,7 +124,7 @@ class DownstreamStream:
         elif kind == "join_group":
             self._join(request.join_group)
         elif kind == "hello":
-            self._say_hello(request.hello)
+            self._handle_hello(request.hello)
         elif kind == "add_processes":
             self._add_processes(request.add_processes)
         elif kind == "remove_processes":
@@ -140,10 +140,10 @@ class DownstreamStream:
 
     def connection_lost(self) -> None:
         """Release its processes, unless the stream has already ended."""
-        if not self._over:
-            self._leave()
+        if not self._ended:
+            self._disconnect()
 
-    def _say_hello(self, hello: pb.Hello) -> None:
+    def _handle_hello(self, hello: pb.Hello) -> None:
         if self._hello is not None:
             raise refusals.hello_repeated()
         if hello.protocol_version != PROTOCOL_VERSION:
@@ -160,8 +160,8 @@ class DownstreamStream:
             _check_ranks(hello.processes)
         self._hello = hello
         if hello.relay:
-            self._welcoming = self._router.any_stream(hello.run_id, hello.generation)
-            self._welcoming.await_welcome(self, self._welcome)
+            self._welcome_stream = self._router.any_stream(hello.run_id, hello.generation)
+            self._welcome_stream.await_welcome(self, self._send_welcome)
         else:
             self._add(hello.processes, self._answer_hello)
 
@@ -174,25 +174,25 @@ class DownstreamStream:
         """Add each process to an upstream stream, and answer when the coordinator has answered for all."""
         assert self._hello is not None
         entries = [pb.Entry() for _ in processes]
-        question = _Question(lambda: answer(entries), len(entries))
-        self._questions.append(question)
+        pending = _PendingRequest(lambda: answer(entries), len(entries))
+        self._pending_requests.append(pending)
         for process, entry in zip(processes, entries, strict=True):
 
             def on_entry(given: pb.Entry, rank: int = process.rank, entry: pb.Entry = entry) -> None:
                 entry.CopyFrom(given)
-                question.missing -= 1
+                pending.missing -= 1
                 route = self._routes.get(rank)
                 if not given.ordinal and route is not None and route.entry is entry:
                     del self._routes[rank]
-                self._answer()
+                self._send_complete_answers()
 
             upstream = self._router.stream_for(self._hello.run_id, self._hello.generation, process)
-            before = self._routes.get(process.rank)
-            if before is not None and before.upstream is not upstream:
-                before.upstream.remove_processes(self, [process.rank], None)
+            previous = self._routes.get(process.rank)
+            if previous is not None and previous.upstream is not upstream:
+                previous.upstream.remove_processes(self, [process.rank], None)
             self._routes[process.rank] = _Route(upstream, entry)
             upstream.add_process(self, process, on_entry)
-        self._answer()
+        self._send_complete_answers()
 
     def _join(self, group: pb.JoinGroup) -> None:
         self._check_hello("JoinGroup")
@@ -211,8 +211,10 @@ class DownstreamStream:
             raise refusals.invalid("arrivals", f"{len(arrivals):,} ranks", "a rank may be named only once")
         upstreams = self._by_upstream([one.rank for one in arrivals], arrive.prefix, arrive.sequence)
         for upstream, ranks in upstreams.items():
-            its = arrivals if len(ranks) == len(arrivals) else [one for one in arrivals if one.rank in ranks]
-            upstream.arrive(arrive, its)
+            all_of_them = len(ranks) == len(arrivals)
+            upstream.arrive(
+                arrive, arrivals if all_of_them else [one for one in arrivals if one.rank in ranks]
+            )
 
     def _inspected(self, answer: pb.ConnectRequest) -> None:
         self._check_hello("Inspected")
@@ -243,37 +245,37 @@ class DownstreamStream:
     def _remove_processes(self, request: pb.RemoveProcesses) -> None:
         self._check_relay("RemoveProcesses")
         _check_length("ranks", request.ranks)
-        parted = pb.ConnectResponse(processes_removed=pb.ProcessesRemoved(ranks=request.ranks))
+        removed = pb.ConnectResponse(processes_removed=pb.ProcessesRemoved(ranks=request.ranks))
         goodbye = request.goodbye if request.HasField("goodbye") else None
         _check_reason(request.goodbye)
-        self._remove(list(request.ranks), goodbye, lambda: self._send(parted))
+        self._remove(list(request.ranks), goodbye, lambda: self._send(removed))
 
     def _goodbye(self, goodbye: pb.Goodbye) -> None:
         self._check_hello("Goodbye")
         _check_reason(goodbye)
-        self._remove(list(self._routes), goodbye, self._end_well)
+        self._remove(list(self._routes), goodbye, self._end_after_goodbye)
 
     def _remove(self, ranks: list[int], goodbye: pb.Goodbye | None, answer: Callable[[], None]) -> None:
         """Remove ranks, and answer when the coordinator has answered for all."""
         by_upstream = self._take_routes(ranks)
-        question = _Question(answer, len(by_upstream))
-        self._questions.append(question)
+        pending = _PendingRequest(answer, len(by_upstream))
+        self._pending_requests.append(pending)
 
         def on_removed() -> None:
-            question.missing -= 1
-            self._answer()
+            pending.missing -= 1
+            self._send_complete_answers()
 
-        for upstream, its in by_upstream.items():
-            upstream.remove_processes(self, its, goodbye, on_removed)
-        self._answer()
+        for upstream, removed in by_upstream.items():
+            upstream.remove_processes(self, removed, goodbye, on_removed)
+        self._send_complete_answers()
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         """Send and receive nothing more; to the upstream streams, all processes are lost."""
-        self._over = True
-        for upstream, its in self._take_routes(list(self._routes)).items():
-            upstream.remove_processes(self, its, None)
-        if self._welcoming is not None:
-            self._welcoming.stop_waiting(self)
+        self._ended = True
+        for upstream, ranks in self._take_routes(list(self._routes)).items():
+            upstream.remove_processes(self, ranks, None)
+        if self._welcome_stream is not None:
+            self._welcome_stream.stop_waiting(self)
 
     def _take_routes(self, ranks: Iterable[int]) -> dict[UpstreamStream, list[int]]:
         by_upstream: dict[UpstreamStream, list[int]] = {}
@@ -298,12 +300,12 @@ class DownstreamStream:
 
     def deliver(self, data: bytes, own: bytes = b"") -> None:
         """See ``upstream_stream.Downstream``."""
-        if not self._over:
+        if not self._ended:
             self._sink.send(data, own)
 
     def remove_rank(self, rank: int, refusal: pb.Refusal) -> None:
         """End the session of one rank. The stream of a worker without other ranks ends as well."""
-        if self._routes.pop(rank, None) is None or self._over:
+        if self._routes.pop(rank, None) is None or self._ended:
             return
         answer = pb.Refusal()
         answer.CopyFrom(refusal)
@@ -321,24 +323,24 @@ class DownstreamStream:
             refusal: why.
             announce: also send the refusal as a message, because it is the coordinator's.
         """
-        if self._over:
+        if self._ended:
             return
         if announce:
             self._send(pb.ConnectResponse(refusal=refusal))
-        self._leave()
+        self._disconnect()
         self._sink.end(refusal)
 
-    def _end_well(self) -> None:
-        if not self._over:
-            self._leave()
+    def _end_after_goodbye(self) -> None:
+        if not self._ended:
+            self._disconnect()
             self._sink.end(None)
 
     # ------------------------------------------------------------------ answers
 
-    def _answer(self) -> None:
-        """Send the answers that are complete, in the order of the questions."""
-        while self._questions and not self._questions[0].missing:
-            self._questions.popleft().answer()
+    def _send_complete_answers(self) -> None:
+        """Send the answers that are complete, in the order of the requests."""
+        while self._pending_requests and not self._pending_requests[0].missing:
+            self._pending_requests.popleft().answer()
 
     def _answer_hello(self, entries: list[pb.Entry]) -> None:
         refused = next((entry for entry in entries if not entry.ordinal), None)
@@ -350,12 +352,12 @@ class DownstreamStream:
             return
         welcome = next(iter(self._routes.values())).upstream.welcome if self._routes else None
         if welcome is not None:
-            self._welcome(welcome, [entry.ordinal for entry in entries])
+            self._send_welcome(welcome, [entry.ordinal for entry in entries])
 
     def _answer_added(self, entries: list[pb.Entry]) -> None:
         self._send(pb.ConnectResponse(processes_added=pb.ProcessesAdded(entries=entries)))
 
-    def _welcome(self, given: pb.Welcome, ordinals: Sequence[int] = ()) -> None:
+    def _send_welcome(self, given: pb.Welcome, ordinals: Sequence[int] = ()) -> None:
         self._welcomed, self._early_bytes = True, 0
         self._max_message_bytes = given.max_payload_bytes + MESSAGE_HEADROOM
         welcome = pb.Welcome()
@@ -366,7 +368,7 @@ class DownstreamStream:
         self._send(pb.ConnectResponse(welcome=welcome))
 
     def _send(self, response: pb.ConnectResponse) -> None:
-        if not self._over:
+        if not self._ended:
             self._sink.send(response.SerializeToString())
 
 

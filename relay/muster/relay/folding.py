@@ -76,27 +76,27 @@ class Fold:
         arrivals, self._arrivals = self._arrivals, {}
         for folded in arrivals.values():
             self._stats.folded(len(folded.message.arrivals))
-            parts = list(portions(folded.message.arrivals, _size, max_payload_bytes))
-            for part in parts:
+            split = list(batches(folded.message.arrivals, _size, max_payload_bytes))
+            for batch in split:
                 message = folded.message
-                if len(parts) > 1:
+                if len(split) > 1:
                     message = _without_arrivals(folded.message)
-                    message.arrivals.extend(part)
+                    message.arrivals.extend(batch)
                 yield pb.ConnectRequest(arrive=message)
 
 
-def portions(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
     """Split items into lists of at most ``limit`` bytes; each list has at least one item."""
-    portion: list[Item] = []
+    batch: list[Item] = []
     left = limit
     for item in items:
         needed = size(item)
-        if portion and needed > left:
-            yield portion
-            portion, left = [], limit
-        portion.append(item)
+        if batch and needed > left:
+            yield batch
+            batch, left = [], limit
+        batch.append(item)
         left -= needed
-    yield portion
+    yield batch
 
 
 def _key(arrive: pb.Arrive) -> tuple[str, int, int, int, int]:

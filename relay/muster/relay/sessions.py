@@ -50,7 +50,7 @@ class Session:
         self._make_room = make_room
         self._outbox = Outbox(queued)
         self._refusal: pb.Refusal | None = None
-        self._served = False
+        self._ended = False
         """Whether the stream has ended."""
         self._write_timeout = asyncio.timeout(None)
         """Ends a write that hangs because the caller does not read."""
@@ -65,7 +65,7 @@ class Session:
 
     def send(self, data: bytes, own: bytes = b"") -> None:
         """See ``Sink``."""
-        if self._served:
+        if self._ended:
             return
         limit = MAX_ENTRIES if self._stream.is_relay else MAX_UNSENT
         size = len(data) + len(own)
@@ -100,7 +100,7 @@ class Session:
             if self._is_writing:  # No status reaches the caller, and gRPC holds the message until it is gone.
                 await self._writes.end(context.peer())
         finally:
-            self._served = True
+            self._ended = True
             self._outbox.clear()
             reader.cancel()
             self._stream.connection_lost()
@@ -136,7 +136,7 @@ class Session:
         except refusals.Refused as refused:
             self._stream.end(refused.refusal, announce=True)
 
-    def dismiss(self) -> None:
+    def drain(self) -> None:
         """Ask the caller to continue without this relay."""
         self._stream.end(refusals.draining())
 
@@ -159,7 +159,7 @@ class Sessions(grpc.GenericRpcHandler):
         self._authenticator = authenticator
         self._stats = stats
         self._queued = Queued()
-        self._open: set[Session] = set()
+        self._sessions: set[Session] = set()
         self._draining = False
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -182,19 +182,19 @@ class Sessions(grpc.GenericRpcHandler):
             await status.end_with(refused.refusal, context)
 
     async def _serve(self, session: Session, context: Any) -> None:
-        self._open.add(session)
+        self._sessions.add(session)
         self._stats.workers += 1
         try:
             await session.serve(context)
         finally:
-            self._open.discard(session)
+            self._sessions.discard(session)
             self._stats.workers -= 1
 
     def _cut_slowest_off(self) -> None:
-        max(self._open, key=lambda session: session.unsent_bytes).cut_off()
+        max(self._sessions, key=lambda session: session.unsent_bytes).cut_off()
 
     def drain(self) -> None:
         """Ask every caller to continue without this relay."""
         self._draining = True
-        for session in list(self._open):
-            session.dismiss()
+        for session in list(self._sessions):
+            session.drain()

@@ -126,17 +126,17 @@ class Upstream:
             stats=self._stats,
             fold_window=self._fold_window,
         )
-        task = loop.create_task(self._carry(stream), name=f"muster-relay-stream-{run_id}")
+        task = loop.create_task(self._run_stream(stream), name=f"muster-relay-stream-{run_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return stream
 
-    async def _carry(self, stream: UpstreamStream) -> None:
+    async def _run_stream(self, stream: UpstreamStream) -> None:
         """Find the coordinator, and carry the stream until its connection ends."""
         self._stats.upstream_streams += 1
         search = Search(self.replicas)
         try:
-            why = await self._find(stream, search)
+            why = await self._serve_stream(stream, search)
             if stream.welcome is None:
                 if not stream.ended:
                     self.cut_off(why)
@@ -150,7 +150,7 @@ class Upstream:
             # Also after a cancellation: callers must not wait for a stream that is gone.
             stream.end(refusals.upstream_lost("its stream was ended"))
 
-    async def _find(self, stream: UpstreamStream, search: Search) -> str:
+    async def _serve_stream(self, stream: UpstreamStream, search: Search) -> str:
         """Return why the stream ended, or why none could be opened in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.search_time) as limit:
@@ -197,12 +197,12 @@ class Upstream:
                 limit.reschedule(None)
                 self._stats.connected = True
                 stream.receive(data)
-                await self._carry_both_ways(call, stream)
+                await self._forward_both_ways(call, stream)
                 return 0.0
             finally:
                 call.cancel()
 
-    async def _carry_both_ways(self, call: Any, stream: UpstreamStream) -> None:
+    async def _forward_both_ways(self, call: Any, stream: UpstreamStream) -> None:
         writer = asyncio.create_task(stream.outbox.write(lambda _, take: call.write(take())))
         try:
             while (data := await call.read()) is not grpc.aio.EOF:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from muster.relay.folding import Fold, portions
+from muster.relay.folding import Fold, batches
 from muster.relay.refusals import replaced, upstream_lost
 from muster.relay.stats import RelayStats
 from muster.serving.outbox import Outbox
@@ -73,7 +73,7 @@ class Downstream(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ProcessSlot:
-    """A process on an upstream stream, from its request to enter until it is removed."""
+    """A process on an upstream stream, from its request to be added until it is removed."""
 
     downstream: Downstream
     process: pb.Process
@@ -139,9 +139,9 @@ class UpstreamStream:
         """Relays that wait for the welcome, and have no process yet."""
         self._newcomers: list[ProcessSlot] = []
         """Processes that have not been sent to the coordinator yet."""
-        self._entering: deque[list[ProcessSlot]] = deque()
+        self._unanswered_additions: deque[list[ProcessSlot]] = deque()
         """The processes of each message that the coordinator has not answered yet."""
-        self._leaving: deque[tuple[Downstream, Callable[[], None] | None]] = deque()
+        self._unanswered_removals: deque[tuple[Downstream, Callable[[], None] | None]] = deque()
         """The sender of each removal that is not answered yet, and what follows for it."""
         self._fold = Fold(stats)
         self._joined: dict[str, set[int]] = {}
@@ -226,8 +226,8 @@ class UpstreamStream:
         if arrived is None or arrived.sequence != sequence:
             arrived = self._arrived[prefix] = BarrierArrivals(sequence, set())
         arrived.ranks.update(arrival.rank for arrival in arrivals)
-        votes = any(arrival.HasField("failure") for arrival in arrivals)
-        if votes or arrive.waited_ms or arrived.ranks >= joined:
+        has_failure = any(arrival.HasField("failure") for arrival in arrivals)
+        if has_failure or arrive.waited_ms or arrived.ranks >= joined:
             self.flush()
         else:
             self._start_timer()
@@ -275,7 +275,7 @@ class UpstreamStream:
             slot.answer(pb.Entry(refusal=upstream_lost("the process left before it was admitted")))
         sent = [slot.process.rank for slot in slots if slot not in unsent]
         if sent and not self.ended:
-            self._leaving.append((downstream, on_removed))
+            self._unanswered_removals.append((downstream, on_removed))
             self._send(pb.ConnectRequest(remove_processes=pb.RemoveProcesses(ranks=sent, goodbye=goodbye)))
         elif on_removed is not None:
             on_removed()
@@ -292,11 +292,11 @@ class UpstreamStream:
             return
         if self._newcomers:
             newcomers, self._newcomers = self._newcomers, []
-            for some in portions(newcomers, lambda slot: slot.process.ByteSize(), MAX_NEWCOMERS_BYTES):
-                self._entering.append(some)
+            for batch in batches(newcomers, lambda slot: slot.process.ByteSize(), MAX_NEWCOMERS_BYTES):
+                self._unanswered_additions.append(batch)
                 self._send(
                     pb.ConnectRequest(
-                        add_processes=pb.AddProcesses(processes=[slot.process for slot in some])
+                        add_processes=pb.AddProcesses(processes=[slot.process for slot in batch])
                     )
                 )
         for request in self._fold.take(self.welcome.max_payload_bytes):
@@ -335,7 +335,7 @@ class UpstreamStream:
         elif kind == "processes_added":
             self._processes_added(response.processes_added)
         elif kind == "processes_removed":
-            self._removed()
+            self._processes_removed()
         elif kind == "welcome":
             self._welcomed(response.welcome)
         elif kind == "drain":
@@ -367,11 +367,11 @@ class UpstreamStream:
             on_welcome(welcome)
         self.flush()
 
-    def _processes_added(self, entered: pb.ProcessesAdded) -> None:
-        if not self._entering or len(self._entering[0]) != len(entered.entries):
+    def _processes_added(self, added: pb.ProcessesAdded) -> None:
+        if not self._unanswered_additions or len(self._unanswered_additions[0]) != len(added.entries):
             self.end(upstream_lost("it answered for other processes than those that it was asked for"))
             return
-        for slot, entry in zip(self._entering.popleft(), entered.entries, strict=True):
+        for slot, entry in zip(self._unanswered_additions.popleft(), added.entries, strict=True):
             rank = slot.process.rank
             # If the process has left meanwhile, its removal is on its way to the coordinator.
             if self._slots.get(rank) is slot:
@@ -391,8 +391,8 @@ class UpstreamStream:
                 self._joined.setdefault(joined.prefix, set()).add(position.rank)
                 by_stream.setdefault(slot.downstream, []).append(position)
         for downstream, positions in by_stream.items():
-            its = pb.GroupJoined(prefix=joined.prefix, positions=positions)
-            downstream.deliver(pb.ConnectResponse(group_joined=its).SerializeToString())
+            message = pb.GroupJoined(prefix=joined.prefix, positions=positions)
+            downstream.deliver(pb.ConnectResponse(group_joined=message).SerializeToString())
 
     def _refused(self, refusal: pb.Refusal, data: bytes) -> None:
         if not refusal.HasField("rank"):
@@ -409,11 +409,11 @@ class UpstreamStream:
         slot.downstream.remove_rank(refusal.rank, refusal)
         self._close_if_empty()
 
-    def _removed(self) -> None:
-        if not self._leaving:
+    def _processes_removed(self) -> None:
+        if not self._unanswered_removals:
             self.end(upstream_lost("it answered a request that was not sent"))
             return
-        _, on_removed = self._leaving.popleft()
+        _, on_removed = self._unanswered_removals.popleft()
         if on_removed is not None:
             on_removed()
 
@@ -430,7 +430,9 @@ class UpstreamStream:
             return
         streams = [*self._awaiting_welcome, *(slot.downstream for slot in self._slots.values())]
         # The coordinator may not have received these goodbyes, so their senders must repeat them.
-        streams += [downstream for downstream, on_removed in self._leaving if on_removed is not None]
+        streams += [
+            downstream for downstream, on_removed in self._unanswered_removals if on_removed is not None
+        ]
         self.ended = True
         self._awaiting_welcome.clear()
         for rank in list(self._slots):

@@ -227,7 +227,7 @@ class Driver:
 
     def submit(self, event: Event) -> None:
         """Queue an event. The driver takes events in order."""
-        self._enter(event)
+        self._enqueue(event)
 
     def tell(self, session: SessionId, message: Message, ranks: AbstractSet[int] = NO_RANKS) -> None:
         """Send a message that has no effect on the state, without waiting for queued events.
@@ -255,7 +255,7 @@ class Driver:
         """
         self._check_retired()
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._enter(_Query(ask, answer))
+        self._enqueue(_Query(ask, answer))
         return await answer
 
     def commit_age(self) -> float:
@@ -295,7 +295,7 @@ class Driver:
         if self.retired:
             raise DRAINING
 
-    def _enter(self, item: Event | _Query) -> None:
+    def _enqueue(self, item: Event | _Query) -> None:
         if self.retired:
             return
         self._inbox.append(item)
@@ -427,7 +427,7 @@ class Driver:
                 self._fail(error)
             return
         self._put_off = 0
-        self._enter(Tick())
+        self._enqueue(Tick())
 
     # ------------------------------------------------------------------ end
 

@@ -32,7 +32,7 @@ def hiding() -> None:
     """Hide the death of a worker from the coordinator."""
 
     def connection_lost(self: DownstreamStream) -> None:
-        self._over = True
+        self._ended = True
 
     DownstreamStream.connection_lost = connection_lost  # type: ignore[method-assign]
 

@@ -166,7 +166,7 @@ class Machine:
     def round(self) -> int | None:
         """The round that it is in."""
         place = self.agent.dialogue.place
-        return place.round if place is not None and not self.agent.dialogue.over else None
+        return place.round if place is not None and not self.agent.dialogue.done else None
 
     def be_away(self, seconds: float) -> None:
         """The agent cannot reach the coordinator for so long."""
@@ -187,7 +187,7 @@ class Machine:
     def live(self) -> None:
         """Do what torchrun's agent does at one look at its workers."""
         dialogue, agent = self.agent.dialogue, self.agent
-        if agent.session is None and not dialogue.over and self._world.now >= self._away_until:
+        if agent.session is None and not dialogue.done and self._world.now >= self._away_until:
             agent.connect()
         if self.worker is not None:
             if not self.worker.over:

@@ -41,7 +41,7 @@ class SdkAgent(Agent):
 
     def hear(self, session: int, message: Message) -> None:
         if session == self.session and not isinstance(message, Refused):
-            self.dialogue.hear(codec.join_response(message), self.world.now)
+            self.dialogue.handle(codec.join_response(message), self.world.now)
         super().hear(session, message)
 
     def _hear_end(self, session: int, refused: Refused) -> None:

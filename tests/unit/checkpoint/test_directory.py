@@ -1,5 +1,6 @@
 """A folder of checkpoints that cannot lie."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from muster.checkpoint.committed import MARKER, Committed, SaveAttempt, Uncommit
 from muster.checkpoint.damage import DAMAGED, KEPT
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.checkpoint.version import LaterVersionError
+from tests.support.crashes.stat_faults import StatFaults
 
 
 @pytest.fixture
@@ -151,6 +153,44 @@ def test_a_checkpoint_that_cannot_be_removed_does_no_harm(
     monkeypatch.setattr(Path, "rename", refuse)
     folder.sweep(1)
     assert "cannot be removed" in caplog.text
+
+
+def test_sweep_keeps_a_used_checkpoint_if_its_path_cannot_be_resolved_at_first(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+):
+    for step in range(2):
+        commit(folder, step)
+    used = folder.folder.parent / "linked"
+    used.symlink_to(folder.path(0))
+    faults = StatFaults(monkeypatch, used, times=1)
+    folder.sweep(1, used=[used])
+    assert faults.struck == 1
+    assert [one.step for one in folder.all()] == [0, 1]
+
+
+def test_sweep_removes_nothing_if_a_used_path_cannot_be_resolved(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+):
+    for step in range(2):
+        commit(folder, step)
+    used = folder.folder.parent / "linked"
+    used.symlink_to(folder.path(0))
+    with monkeypatch.context() as patched:
+        StatFaults(patched, used)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            folder.sweep(1, used=[used])
+    assert [one.step for one in folder.all()] == [0, 1]
+
+
+def test_listing_ends_if_a_path_cannot_be_looked_at(
+    folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+):
+    commit(folder, 1)
+    folder.path(2).touch()  # Another program's: no checkpoint.
+    assert [one.step for one in folder.all()] == [1]
+    StatFaults(monkeypatch, folder.path(2))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        folder.all()
 
 
 def test_all_is_on_the_disk_before_it_has_its_name(

@@ -1,12 +1,16 @@
 """Reads of shared storage are tried again, and absence is believed at once."""
 
 import errno
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from muster.checkpoint import retry
 from muster.checkpoint.retry import DELAYS, retrying
+from tests.support.crashes.stat_faults import StatFaults
 
 
 class Flaky:
@@ -50,19 +54,52 @@ def test_each_retry_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture):
     assert "cannot read /mnt/job1; retrying in 0.1 s: stale file handle" in caplog.text
 
 
-def test_error_at_a_path_is_not_taken_for_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+LOOKS: dict[Callable[[Path], bool], set[str]] = {
+    retry.is_file: {"file", "link"},
+    retry.is_folder: {"folder"},
+    retry.is_link: {"link", "broken"},
+    retry.exists: {"file", "folder", "link"},
+    retry.lexists: {"file", "folder", "link", "broken"},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
     (tmp_path / "file").touch()
-    assert [retry.is_file(tmp_path / name) for name in ("file", "missing", "file/below", ".")] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "broken").symlink_to("missing")
+    return tmp_path
 
-    def fails(_: Path) -> None:
-        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(retry, "DELAYS", ())
-    monkeypatch.setattr(Path, "stat", fails)
-    with pytest.raises(OSError, match="Input/output error"):
-        retry.is_file(tmp_path / "file")
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
+def test_look_at_a_path_tells_what_it_is(place: Path, look: Callable[[Path], bool]):
+    names = ("file", "folder", "link", "broken", "missing", "file/below")
+    assert {name for name in names if look(place / name)} == LOOKS[look]
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("look", [*LOOKS, retry.resolved], ids=lambda look: look.__name__)
+def test_error_at_a_path_is_not_taken_for_absence(
+    place: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], object], error: int
+):
+    faults = StatFaults(monkeypatch, place / "link", error=error)
+    with pytest.raises(OSError, match=re.escape(os.strerror(error))):
+        look(place / "link")
+    assert faults.struck == 2
+
+
+@pytest.mark.parametrize("look", [*LOOKS, retry.resolved], ids=lambda look: look.__name__)
+def test_look_that_fails_once_is_repeated(
+    place: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], object]
+):
+    expected = look(place / "link")
+    faults = StatFaults(monkeypatch, place / "link", times=1)
+    assert look(place / "link") == expected
+    assert faults.struck == 1
+
+
+def test_resolved_path_has_no_links(place: Path):
+    assert retry.resolved(place / "link") == place / "file"
+    assert retry.resolved(place / "broken") == place / "missing"
+    assert retry.resolved(place / "folder" / "..") == place

@@ -165,7 +165,7 @@ class Callers:
         for context in self.contexts:
             self._serving.append(asyncio.create_task(self.all._connect(None, context)))
             await asyncio.sleep(0)
-            self.sessions += self.all._open - set(self.sessions)
+            self.sessions += self.all._sessions - set(self.sessions)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -35,3 +35,19 @@ async def test_wait_for_room_ends_when_outbox_is_closed_or_cleared():
         assert not waits.done()
         end(outbox)
         await waits
+
+
+async def test_closed_outbox_writes_what_waits_and_drops_what_comes_later():
+    outbox, said = Outbox(), list[bytes]()
+    outbox.put(b"shared", b" and own")
+    outbox.close()
+    outbox.put(b"late")
+    assert (outbox.closed, outbox.bytes) == (True, len(b"shared and own"))
+
+    async def write(size: int, take: Take) -> None:
+        said.append(some(take()))
+        assert size == len(said[-1])
+
+    await outbox.write(write)
+    assert (said, outbox.bytes) == ([b"shared and own"], 0)
+    assert outbox.take() is None

@@ -164,7 +164,7 @@ class FsspecObjects:
         path = self._path(name)
 
         def make() -> bool:
-            if not self._exclusive and self._fs.exists(path):
+            if not self._exclusive and self._exists(path):
                 return False
             try:
                 self._fs.pipe_file(path, data, mode="create" if self._exclusive else "overwrite")
@@ -223,6 +223,14 @@ class FsspecObjects:
             self._opened_by = os.getpid()
             self._open()
         return self._opened
+
+    def _exists(self, path: str) -> bool:
+        """Return whether an object exists. ``exists`` of fsspec takes any error for absence."""
+        try:
+            self._fs.info(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _open(self) -> None:
         self._opened, _ = url_to_fs(self.url, **self.options)

@@ -10,6 +10,7 @@ from uuid import uuid4
 from muster.checkpoint.committed import Committed, UncommittedError
 from muster.checkpoint.directory import CheckpointDirectory, sync
 from muster.checkpoint.manifest import FileEntry, Manifest
+from muster.checkpoint.retry import is_folder
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import verify
 from muster.keeper.persisting.destination import Described
@@ -37,8 +38,6 @@ class FolderDestination:
 
     def is_committed(self) -> bool:
         """Return whether it is committed already."""
-        if not os.path.lexists(self._checkpoint):
-            return False
         entry = self._directory.entry(self._checkpoint)
         if entry is None or entry.replaceable:
             return False
@@ -54,7 +53,7 @@ class FolderDestination:
 
     def sizes(self) -> Mapping[str, int]:
         """Return the files that are there, and their sizes in bytes."""
-        return FolderSource(self._unfinished).sizes() if self._unfinished.is_dir() else {}
+        return FolderSource(self._unfinished).sizes() if is_folder(self._unfinished) else {}
 
     def has(self, name: str, entry: FileEntry) -> bool:
         """Return whether a file is what is to be written: a crash may have left its size alone."""

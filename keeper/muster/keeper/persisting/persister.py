@@ -12,6 +12,7 @@ from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.directory import METADATA, CheckpointDirectory
 from muster.checkpoint.local_folder import attempt_name
 from muster.checkpoint.manifest import MANIFEST
+from muster.checkpoint.retry import exists
 from muster.keeper.persisting.destination import Described, Destination, LostFilesError
 from muster.keeper.persisting.folder import FolderDestination
 from muster.keeper.persisting.rate import RateLimit, give_way
@@ -94,7 +95,7 @@ class SharedStoragePersister:
             if name != METADATA and there.get(name) != entry.size
         ]
         # Something removed them since they were copied, such as a restart of the job.
-        if gone := [name for name in lost if not (folder / name).exists()]:
+        if gone := [name for name in lost if not exists(folder / name)]:
             raise LostFilesError(gone, destination.path)
         for name in lost:
             destination.enter(head.entry(name).rank or 0)

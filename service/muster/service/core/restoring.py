@@ -102,7 +102,7 @@ def _restore_rendezvous(records: _Records, runs: dict[str, Run], now: Instant) -
 
 def _restore_owner(run: Run, record: RankOwnerRecord, now: Instant) -> None:
     group = run.groups[record.prefix]
-    if record.life not in (None, group.first_sequence):
+    if record.membership_start not in (None, group.first_sequence):
         group.restore_former(record)
         return
     process = run.roster.find(record.rank, record.incarnation)

@@ -53,7 +53,7 @@ class Session:
     relay: str = ""
     """The name of the relay; empty: a worker's stream."""
     processes: dict[int, Process] = field(default_factory=dict)
-    """By rank; on a relay's stream, only those that have not parted."""
+    """By rank; on a relay's stream, only those that have not been detached."""
 
 
 class Sessions:
@@ -240,10 +240,10 @@ class Sessions:
         entries: dict[int, Entry] = {}
         answers = [self._entry(relay_session, info, entries, now, effects) for info in event.processes]
         effects.send(relay_session.id, ProcessesAdded(tuple(answers)))
-        entered = [rank for rank, entry in entries.items() if entry.refusal is None]
-        if entered:
+        admitted = [rank for rank, entry in entries.items() if entry.refusal is None]
+        if admitted:
             self._reaper.mark_used(relay_session.run, now, effects)
-            self._send_run_state(relay_session, entered, now, effects)
+            self._send_run_state(relay_session, admitted, now, effects)
 
     @staticmethod
     def _send_run_state(session: Session, ranks: Iterable[int], now: Instant, effects: Effects) -> None:
@@ -265,7 +265,7 @@ class Sessions:
             return Entry(refusal=invalid("processes", info.rank, "a rank may be named only once"))
         try:
             self._check_entry(relay_session, info, now)
-            entry = Entry(self._enter(relay_session, info, now, effects).ordinal)
+            entry = Entry(self._admit_process(relay_session, info, now, effects).ordinal)
         except Refusal as refusal:
             entry = Entry(refusal=refusal)
         before[info.rank] = entry
@@ -291,13 +291,15 @@ class Sessions:
                 f"{holder} speaks for it on this stream. Remove it first, or use another stream",
             )
 
-    def _enter(self, relay_session: Session, info: ProcessInfo, now: Instant, effects: Effects) -> Process:
+    def _admit_process(
+        self, relay_session: Session, info: ProcessInfo, now: Instant, effects: Effects
+    ) -> Process:
         run = self._registry.begin(relay_session.run.run_id, relay_session.generation, now, effects)
         run.admit_generation(relay_session.generation, now, effects)
         if run is not relay_session.run:
             # The run was removed and created again: the processes here belong to the old one.
             for rank in list(relay_session.processes):
-                self._part(relay_session, rank)
+                self._detach_rank(relay_session, rank)
             relay_session.run = run
         more = info.rank not in relay_session.processes
         process = self._add_process(relay_session, info, now, effects)
@@ -311,11 +313,11 @@ class Sessions:
         except Refusal as refusal:
             effects.send(event.session, Refused(refusal))
             return
-        parted = [p for rank in event.ranks if (p := self._part(relay_session, rank)) is not None]
+        detached = [p for rank in event.ranks if (p := self._detach_rank(relay_session, rank)) is not None]
         if event.goodbye is None:
-            self._mark_disconnected(relay_session, parted, self._ttl, now, effects)
+            self._mark_disconnected(relay_session, detached, self._ttl, now, effects)
         else:
-            self._mark_left(relay_session, parted, event.goodbye, now, effects)
+            self._mark_left(relay_session, detached, event.goodbye, now, effects)
         effects.send(relay_session.id, ProcessesRemoved(event.ranks))
 
     def record_steps(self, event: Stepped, now: Instant, effects: Effects) -> None:
@@ -334,9 +336,9 @@ class Sessions:
         """Remove evicted or replaced processes from their relays' streams."""
         for process in processes:
             if process.relay and process.session is not None:
-                self._part(self.open[process.session], process.rank)
+                self._detach_rank(self.open[process.session], process.rank)
 
-    def _part(self, relay_session: Session, rank: int) -> Process | None:
+    def _detach_rank(self, relay_session: Session, rank: int) -> Process | None:
         process = relay_session.processes.pop(rank, None)
         self.relayed -= process is not None
         return process

@@ -168,7 +168,7 @@ def build_server(
         max_open=2 * limits.max_sessions,
         replicas=addresses,
         keepalive_ms=keepalive_ms,
-        heard=inspector.hear,
+        on_inspected=inspector.hear,
         max_unsent_bytes=UNSENT_GATHERS * limits.max_gather_bytes + MESSAGE_HEADROOM,
         max_queued_bytes=min(MAX_BYTES, limits.max_total_gather_bytes),
         writes=guard.writes if guard is not None else None,

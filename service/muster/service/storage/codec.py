@@ -311,7 +311,7 @@ def _speaker_to_pb(record: RankOwnerRecord) -> state_pb2.SpeakerRecord:
         pid=record.pid,
         start_sequence=record.start_sequence,
         state=common_pb2.MemberState.ValueType(record.state),
-        life=record.life,
+        membership_start=record.membership_start,
         lineage=record.lineage if record.lineage != record.ordinal else 0,
     )
     if isinstance(record.shape, int):
@@ -335,7 +335,7 @@ def _speaker_from_pb(message: state_pb2.SpeakerRecord) -> RankOwnerRecord:
         start_sequence=message.start_sequence,
         shape=message.shape or Shape(message.world_size, RANK_LISTS.shared(message.participants)),
         state=MemberState(message.state),
-        life=message.life if message.HasField("life") else None,
+        membership_start=message.membership_start if message.HasField("membership_start") else None,
         lineage=message.lineage or message.ordinal,
     )
 

@@ -13,6 +13,7 @@ from muster.keeper.persisting.destination import Described, LostFilesError
 from muster.keeper.persisting.folder import FolderDestination
 from muster.keeper.persisting.persister import SharedStoragePersister
 from muster.keeper.vocabulary import Head
+from tests.support.crashes.stat_faults import StatFaults
 from tests.support.keeping.checkpoints import MadeCheckpoint, made_checkpoint
 
 PART = "__0_0.distcp"
@@ -57,6 +58,31 @@ async def test_file_that_is_nowhere_is_named(tmp_path: Path, persister: SharedSt
     with pytest.raises(LostFilesError) as raised:
         await persister.prepare(checkpoint, head, tmp_path / made.name)
     assert raised.value.names == [PART]
+
+
+async def test_file_that_cannot_be_looked_at_at_first_is_copied(
+    tmp_path: Path, persister: SharedStoragePersister, monkeypatch: pytest.MonkeyPatch
+):
+    made = made_checkpoint(world_size=1)
+    checkpoint, head = made.local(persist_to=str(tmp_path / "shared")), head_of(made)
+    made.write(tmp_path, [0], head=True)
+    faults = StatFaults(monkeypatch, tmp_path / made.name / PART, times=1)
+    await persister.prepare(checkpoint, head, tmp_path / made.name)
+    assert faults.struck == 1
+    assert [path.read_bytes() for path in (tmp_path / "shared").rglob(PART)] == [made.files[PART]]
+
+
+async def test_committed_checkpoint_that_cannot_be_looked_at_is_not_written_again(
+    tmp_path: Path, persister: SharedStoragePersister, monkeypatch: pytest.MonkeyPatch
+):
+    made = made_checkpoint(world_size=1)
+    checkpoint, head = made.local(persist_to=str(tmp_path / "shared")), head_of(made)
+    made.write(tmp_path, [0], head=True)
+    await persister.persist(checkpoint, head, tmp_path / made.name, 0)
+    await persister.prepare(checkpoint, head, tmp_path / made.name)
+    path = await persister.commit(checkpoint, head, [])
+    StatFaults(monkeypatch, Path(path), links_only=True)
+    assert await persister.prepare(checkpoint, head, tmp_path / made.name) == path
 
 
 def test_writer_that_has_lost_its_turn_leaves_a_finished_file_whole(tmp_path: Path):

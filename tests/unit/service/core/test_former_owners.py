@@ -124,7 +124,7 @@ def test_state_before_0_2_0_keeps_owners_of_two_memberships_apart():
     one, _ = released_unheard(world)
     for key, record in world.disk.kept.items():
         if isinstance(record, RankOwnerRecord):
-            world.disk.kept[key] = replace(record, life=None)
+            world.disk.kept[key] = replace(record, membership_start=None)
     world.crash()
     world.wait(TTL + 1.0)
     world.start(0)

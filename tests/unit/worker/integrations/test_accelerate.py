@@ -19,6 +19,7 @@ from muster.checkpoint.committed import UncommittedError
 from muster.worker.integrations import accelerate as module
 from muster.worker.integrations.accelerate import commit_together, latest
 from muster.worker.integrations.commit.lookup import REPLACED
+from tests.support.crashes.stat_faults import StatFaults
 from tests.support.jobs.alone import take_part_alone
 
 
@@ -124,6 +125,19 @@ def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path):
     fill(model, 0.0)
     made.load_state(str(tmp_path / "theirs"))
     assert model.weight.item() == 3.0
+
+
+def test_folder_that_cannot_be_looked_at_at_first_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made, _ = prepared(tmp_path, automatic=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "args.json").write_text("{}")
+    with monkeypatch.context() as patched:
+        StatFaults(patched, tmp_path / "out", times=1)
+        with pytest.raises(IsADirectoryError, match="is no part of a checkpoint"):
+            made.save_state(str(tmp_path / "out"))
+    assert names(tmp_path / "out") == {"args.json"}
 
 
 def test_what_is_not_committed_is_not_loaded(tmp_path: Path):

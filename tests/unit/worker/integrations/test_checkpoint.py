@@ -23,6 +23,7 @@ from muster.worker.integrations.checkpoint import CommittedReader, CommittedWrit
 from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import REPLACED
 from muster.worker.saves import Checkpointer
+from tests.support.crashes.stat_faults import StatFaults
 from tests.support.jobs import alone
 from tests.support.saves.synced import Synced
 
@@ -203,6 +204,19 @@ def test_it_overwrites_and_refuses_to_as_torchs_writer_does(tmp_path: Path, writ
     assert float(found["weights"][0]) == 2.0
     with pytest.raises(dcp.CheckpointException, match=r".*Checkpoint already exists.*"):
         dcp.save(state(3.0), storage_writer=writer(tmp_path / "last", overwrite=False))
+
+
+def test_name_that_cannot_be_looked_at_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "theirs"
+    dcp.save(state(1.0), storage_writer=FileSystemWriter(path))
+    with monkeypatch.context() as patched:
+        StatFaults(patched, path / ".metadata", links_only=True)
+        with pytest.raises(dcp.CheckpointException, match="Input/output error"):
+            dcp.save(state(2.0), storage_writer=CommittedWriter(path, overwrite=False))
+    assert names(tmp_path) == {"theirs"}
+    found = state()
+    dcp.load(found, checkpoint_id=path)
+    assert float(found["weights"][0]) == 1.0
 
 
 def test_a_checkpoint_whose_replacement_was_left_half_way_is_kept_if_it_is_to_be(tmp_path: Path):

@@ -20,7 +20,7 @@ def joining(*heard: pb.JoinResponse) -> JoinDialogue:
     dialogue = JoinDialogue(CONFIG)
     dialogue.join()
     for response in heard:
-        dialogue.hear(response, 100.0)
+        dialogue.handle(response, 100.0)
     return dialogue
 
 
@@ -45,10 +45,10 @@ def test_request_has_a_node_name_if_it_differs_from_the_address(name: str, sent:
 def test_request_states_how_long_the_node_has_waited():
     dialogue = joining()
     assert dialogue.request(500.0).waited_ms == 0, "no coordinator has admitted it yet"
-    dialogue.hear(WAITS, 100.0)
-    dialogue.hear(WAITS, 104.0)
+    dialogue.handle(WAITS, 100.0)
+    dialogue.handle(WAITS, 104.0)
     assert dialogue.request(107.5).waited_ms == 7_500
-    dialogue.hear(COMPLETE, 108.0)
+    dialogue.handle(COMPLETE, 108.0)
     assert dialogue.request(109.0).waited_ms == 0, "it has its place"
     dialogue.join()
     assert dialogue.request(110.0).waited_ms == 0, "another attempt"
@@ -57,7 +57,7 @@ def test_request_states_how_long_the_node_has_waited():
 def test_standby_node_waits_from_its_admission():
     dialogue = joining(WAITS, STANDS_BY)
     assert dialogue.request(600.0).waited_ms == 0
-    dialogue.hear(WAITS, 600.0)
+    dialogue.handle(WAITS, 600.0)
     assert dialogue.request(603.0).waited_ms == 3_000
 
 
@@ -82,10 +82,10 @@ def test_removed_node_returns_under_another_incarnation():
     dialogue = joining(COMPLETE)
     before = dialogue.node.incarnation
     refused(dialogue, "NODE_REMOVED")
-    assert (dialogue.over, dialogue.fenced, dialogue.error) == (True, True, None)
+    assert (dialogue.done, dialogue.fenced, dialogue.error) == (True, True, None)
     assert dialogue.node.incarnation != before
     dialogue.join()
-    assert (dialogue.over, dialogue.fenced) == (False, False)
+    assert (dialogue.done, dialogue.fenced) == (False, False)
 
 
 def test_standby_node_of_a_closed_run_was_not_needed():
@@ -101,7 +101,7 @@ def test_closed_state_is_known_while_the_coordinator_tells_it():
     assert refused(dialogue, "RENDEZVOUS_TIMED_OUT").knows_closed is None
     assert refused(joining(WAITS), "RUN_CLOSED").knows_closed is True
     dialogue.join()
-    dialogue.hear(pb.JoinResponse(closed=common_pb2.Closed(by="ops")), 0.0)
+    dialogue.handle(pb.JoinResponse(closed=common_pb2.Closed(by="ops")), 0.0)
     assert dialogue.knows_closed is True
 
 

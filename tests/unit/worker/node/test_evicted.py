@@ -43,7 +43,7 @@ def test_node_that_was_evicted_while_it_waited_says_so(node: NodeMembership, wir
     assert not node.stopped
 
 
-def test_evicted_node_owes_no_goodbye(node: NodeMembership, wire: Wire):
+def test_evicted_node_goodbye_settled(node: NodeMembership, wire: Wire):
     in_round(node, wire).fail(refusal(EVICTED))
     until(lambda: node.evicted)
     node.leave("over")

@@ -159,7 +159,7 @@ def test_lost_rank_is_named_to_those_whose_collective_failed(job: Job, monkeypat
     def load(one: Checkpointer, rank: int) -> object:
         if rank != 1:
             return one.resume(state(0))
-        one._load._choose(one._load._look, one._storage.path)
+        one._load._choose(one._load._look, one._storage.resolve_name)
         newest = one.latest()
         assert newest is not None
         one._load._open(newest)
@@ -321,11 +321,11 @@ def test_checkpoint_outside_of_the_folder_is_not_loaded(
 
 def test_name_of_a_bucket_leads_nowhere_else(tmp_path: Path):
     storage = BucketStorage(f"file://{tmp_path}", {}, "job")
-    assert storage.path("step-1") == f"file://{tmp_path}/step-1"
-    assert storage.path("step-1", beside="s3://theirs/step-2/") == "s3://theirs/step-1"
+    assert storage.resolve_name("step-1") == f"file://{tmp_path}/step-1"
+    assert storage.resolve_name("step-1", beside="s3://theirs/step-2/") == "s3://theirs/step-1"
     for name in ("file:///elsewhere/step-1", "../step-1", "..", ""):
         with pytest.raises(ValueError, match="that is no name in a folder"):
-            storage.path(name)
+            storage.resolve_name(name)
 
 
 AWAY = OutcomeUnknownError("the coordinator is away", "save/load", 0, Outcome.UNKNOWN)

@@ -66,18 +66,18 @@ def announcement(number: int = 1, deadline_ms: int | None = None, **more: Any) -
 
 def test_deadline_of_a_save_counts_from_its_announcement(dialogue: SessionDialogue):
     for number, deadline_ms, deadline in ((1, None, None), (2, 87_500, NOW + 87.5), (3, 0, NOW)):
-        dialogue.hear(announcement(number, deadline_ms), NOW)
+        dialogue.handle(announcement(number, deadline_ms), NOW)
         assert dialogue.save_asked is not None
         assert dialogue.save_asked.deadline == deadline
 
 
 def test_repeated_announcement_without_news_changes_nothing(dialogue: SessionDialogue):
-    dialogue.hear(announcement(deadline_ms=87_500), NOW)
+    dialogue.handle(announcement(deadline_ms=87_500), NOW)
     asked = dialogue.save_asked
     for again in (announcement(deadline_ms=90_000), announcement()):
-        dialogue.hear(again, NOW)
+        dialogue.handle(again, NOW)
         assert dialogue.save_asked is asked
-    dialogue.hear(announcement(withdrawn=True), NOW)
+    dialogue.handle(announcement(withdrawn=True), NOW)
     assert dialogue.save_asked is not None
     assert dialogue.save_asked.withdrawn
 
@@ -93,7 +93,7 @@ def test_decision_ends_only_the_arrival_at_its_barrier(dialogue: SessionDialogue
     arrival = arriving(dialogue)
     for sequence, decided in ((3, False), (4, True)):
         decision = common_pb2.Decision(prefix="save", sequence=sequence, outcome=common_pb2.OUTCOME_RELEASED)
-        dialogue.hear(pb.ConnectResponse(decision=decision), NOW)
+        dialogue.handle(pb.ConnectResponse(decision=decision), NOW)
         assert (arrival.result is not None) is decided
     assert isinstance(arrival.result, Decision)
     assert arrival.result.outcome is Outcome.RELEASED
@@ -103,20 +103,20 @@ def test_position_of_a_joined_group_is_taken_once(dialogue: SessionDialogue):
     group = dialogue.groups["save"] = Group("save", Shape(8))
     for sequence in (5, 6):
         joined = pb.GroupJoined(prefix="save", positions=[pb.Position(rank=3, sequence=sequence)])
-        dialogue.hear(pb.ConnectResponse(group_joined=joined), NOW)
+        dialogue.handle(pb.ConnectResponse(group_joined=joined), NOW)
     assert group.position == 5
 
 
 def test_refusal_of_an_arrival_ends_it_and_moves_the_group_on(dialogue: SessionDialogue):
     arrival = arriving(dialogue)
-    dialogue.hear(refusal("SEQUENCE_FORGOTTEN", prefix="save", sequence=4), NOW)
+    dialogue.handle(refusal("SEQUENCE_FORGOTTEN", prefix="save", sequence=4), NOW)
     assert isinstance(arrival.result, RefusedError)
     assert (dialogue.groups["save"].position, dialogue.fatal) == (9, None)
 
 
 def test_refusal_of_a_group_ends_its_arrival_but_not_the_session(dialogue: SessionDialogue):
     arrival = arriving(dialogue)
-    dialogue.hear(refusal("WORLD_SIZE_DIFFERS", prefix="save"), NOW)
+    dialogue.handle(refusal("WORLD_SIZE_DIFFERS", prefix="save"), NOW)
     assert arrival.result is dialogue.groups["save"].error is not None
     assert dialogue.fatal is None
 
@@ -134,28 +134,28 @@ def test_refusal_of_a_group_ends_its_arrival_but_not_the_session(dialogue: Sessi
 def test_only_some_refusals_end_a_session(dialogue: SessionDialogue, reason: str, welcomed: bool, ends: bool):
     if welcomed:
         dialogue.welcomed(WELCOME)
-    dialogue.hear(refusal(reason), NOW)
-    assert dialogue.over is ends
+    dialogue.handle(refusal(reason), NOW)
+    assert dialogue.done is ends
 
 
-def test_unknown_process_that_closes_without_a_stream_owes_no_goodbye(dialogue: SessionDialogue):
+def test_unknown_process_that_closes_without_a_stream_goodbye_settled(dialogue: SessionDialogue):
     dialogue.close("done", connected=False)
-    assert (dialogue.parted, dialogue.over) == (True, True)
+    assert (dialogue.goodbye_settled, dialogue.done) == (True, True)
 
 
 def test_known_process_that_closes_says_goodbye_at_the_next_welcome(dialogue: SessionDialogue):
     dialogue.welcomed(WELCOME)
     arriving(dialogue)
     dialogue.close("done", connected=False)
-    assert not dialogue.over
+    assert not dialogue.done
     (message,) = dialogue.welcomed(WELCOME)
     assert message.goodbye.reason == "done"
-    dialogue.parted = True
-    assert dialogue.over
+    dialogue.goodbye_settled = True
+    assert dialogue.done
 
 
 def test_refusal_stays_the_error_of_a_closed_session(dialogue: SessionDialogue):
-    dialogue.hear(refusal("EVICTED"), NOW)
+    dialogue.handle(refusal("EVICTED"), NOW)
     error = dialogue.fatal
     dialogue.close("done", connected=False)
     assert dialogue.fatal is error
@@ -164,6 +164,6 @@ def test_refusal_stays_the_error_of_a_closed_session(dialogue: SessionDialogue):
 
 def test_closed_run_is_logged_once(dialogue: SessionDialogue, caplog: pytest.LogCaptureFixture):
     for _ in range(2):
-        dialogue.hear(pb.ConnectResponse(closed=common_pb2.Closed(by="ops")), NOW)
+        dialogue.handle(pb.ConnectResponse(closed=common_pb2.Closed(by="ops")), NOW)
     assert str(dialogue.closed) == "ops"
     assert caplog.text.count("run job was closed by ops; barriers go on") == 1

@@ -10,7 +10,7 @@ import pytest
 from lab.patience import PATIENCE, until
 from muster.client import replicas
 from muster.worker.transport import stream
-from muster.worker.transport.stream import Heard, ReconnectingStream
+from muster.worker.transport.stream import ReconnectingStream, StreamSignal
 from tests.support.world.node_wire import BROKEN
 
 
@@ -47,9 +47,9 @@ class User:
         self.calls = list(calls)
         self.opened: list[Call] = []
         self.ends: list[grpc.RpcError | None] = []
-        self.over = False
+        self.done = False
         self.changed = threading.Condition()
-        self.done = threading.Event()
+        self.has_finished = threading.Event()
         self.stream = ReconnectingStream(self, "there:1", "a test", self.changed)
 
     def start(self) -> "User":
@@ -60,15 +60,15 @@ class User:
     def open(self, channel: object, metadata: object) -> Call:
         call = self.calls.pop(0)
         self.opened.append(call)
-        self.over = self.over or not self.calls
+        self.done = self.done or not self.calls
         return call
 
-    def hear(self, response: Any) -> Heard:
-        if isinstance(response, Heard):
+    def handle(self, response: Any) -> StreamSignal:
+        if isinstance(response, StreamSignal):
             return response
         with self.changed:
             self.stream.admit()
-        return Heard.ANSWER
+        return StreamSignal.ANSWERED
 
     def call_ended(self, error: grpc.RpcError | None) -> None:
         self.ends.append(error)
@@ -76,7 +76,7 @@ class User:
     def lost(self) -> None: ...
 
     def finished(self) -> None:
-        self.done.set()
+        self.has_finished.set()
 
 
 @pytest.fixture(autouse=True)
@@ -92,19 +92,19 @@ def test_broken_stream_is_opened_again_and_the_loss_logged(caplog: pytest.LogCap
     assert user.ends == [BROKEN]
     assert "lost the coordinator at there:1 (UNAVAILABLE: connection reset); connecting again" in caplog.text
     with user.changed:
-        user.over = True
+        user.done = True
         user.stream.interrupt()
-    assert user.done.wait(PATIENCE)
+    assert user.has_finished.wait(PATIENCE)
 
 
 def test_stream_logs_no_reconnection_if_its_user_is_over(caplog: pytest.LogCaptureFixture):
     class Refused(User):
         def call_ended(self, error: grpc.RpcError | None) -> None:
             super().call_ended(error)
-            self.over = True
+            self.done = True
 
     user = Refused(Call("admit", BROKEN), Call()).start()
-    assert user.done.wait(PATIENCE)
+    assert user.has_finished.wait(PATIENCE)
     assert (user.ends, user.stream.connected) == ([BROKEN], False)
     assert caplog.messages == []
 
@@ -119,14 +119,14 @@ def test_interrupted_stream_is_replaced_without_an_error():
     assert user.opened[0].cancelled.is_set()
     assert user.ends == []
     with user.changed:
-        user.over = True
+        user.done = True
         user.stream.interrupt()
-    assert user.done.wait(PATIENCE)
+    assert user.has_finished.wait(PATIENCE)
 
 
 def test_replaced_and_draining_streams_are_followed_by_another():
-    user = User(Call(Heard.REPLACE), Call(Heard.DRAINING), Call(BROKEN), Call()).start()
-    assert user.done.wait(PATIENCE)
+    user = User(Call(StreamSignal.REPLACE), Call(StreamSignal.DRAINING), Call(BROKEN), Call()).start()
+    assert user.has_finished.wait(PATIENCE)
     assert user.ends == [BROKEN]
 
 
@@ -135,7 +135,7 @@ def test_last_attempt_fails_only_once():
     with user.changed:
         user.stream.finish()
     user.start()
-    assert user.done.wait(PATIENCE)
+    assert user.has_finished.wait(PATIENCE)
     assert len(user.opened) == 1
 
 
@@ -150,6 +150,6 @@ def test_contact_is_measured_only_while_it_is_lost():
 
 def test_keepalive_that_the_coordinator_asks_for_never_gets_slower():
     user = User()
-    assert user.stream.learn(["a:1"], 900) is Heard.REPLACE
-    assert user.stream.learn(["a:1"], 0, session_ttl_ms=6_000) is Heard.ANSWER
-    assert user.stream.learn(["a:1"], 0, session_ttl_ms=600) is Heard.REPLACE
+    assert user.stream.learn(["a:1"], 900) is StreamSignal.REPLACE
+    assert user.stream.learn(["a:1"], 0, session_ttl_ms=6_000) is StreamSignal.ANSWERED
+    assert user.stream.learn(["a:1"], 0, session_ttl_ms=600) is StreamSignal.REPLACE

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from accelerate import Accelerator
 
 from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.retry import exists, is_folder
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.cleanup import restore, sweep
@@ -99,7 +100,7 @@ def commit_together(
     theirs = type(accelerator)
     accelerator.__class__ = type(f"Committed{theirs.__name__}", (CommittedSaves, theirs), {})
     accelerator._saves = saves
-    if accelerator.is_main_process and (folder := accelerator._automatic()) is not None and folder.is_dir():
+    if accelerator.is_main_process and (folder := accelerator._automatic()) is not None:
         restore(folder)
         sweep(folder, UNFINISHED)
     return accelerator
@@ -164,7 +165,7 @@ class CommittedSaves(Accelerator):  # type: ignore[misc]
         path = Path(str(output_dir)) if folder is None else folder / f"{NAMED}{self.save_iteration}"
 
         def write(unfinished: Path) -> None:
-            if folder is not None and path.exists() and not _is_damaged(path):
+            if folder is not None and exists(path) and not _is_damaged(path):
                 raise FileExistsError(
                     f"{path} is there already. Set project_configuration.iteration to the next number."
                 )
@@ -241,7 +242,7 @@ def _is_damaged(path: Path) -> bool:
 
 def _check_replaceable(path: Path) -> None:
     """See that a checkpoint would take nothing else's place: it takes that of the whole folder."""
-    entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    entries = [entry.name for entry in path.iterdir()] if is_folder(path) else []
     foreign = sorted(name for name in entries if name not in OURS and OWN.fullmatch(name) is None)
     if foreign:
         raise IsADirectoryError(

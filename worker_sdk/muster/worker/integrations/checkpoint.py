@@ -9,8 +9,8 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,17 @@ from torch.futures import Future
 
 from muster.checkpoint.committed import Committed
 from muster.checkpoint.damage import DamageError
+from muster.checkpoint.retry import is_file, lexists
 from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import check_present
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.integrations.commit.agreed import agree_on_newest
-from muster.worker.integrations.commit.commitment import Commitment, OnLost, check_save_settings
+from muster.worker.integrations.commit.commitment import (
+    Commitment,
+    OnLost,
+    check_save_settings,
+    report_failure,
+)
 from muster.worker.integrations.commit.contents import leave_note, take_notes
 from muster.worker.integrations.commit.lookup import (
     Marker,
@@ -44,7 +50,6 @@ from muster.worker.integrations.commit.lookup import (
 )
 from muster.worker.integrations.commit.numbered import rotate
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint, check_name
-from muster.worker.saves.failure import failure_text
 from muster.worker.saves.job_barrier import job_barrier
 from muster.worker.saves.queue.groups import Group
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
@@ -220,13 +225,11 @@ class CommittedWriter(FileSystemWriter):
         """
         assert self._save is not None
         staged, group = self._save.staged, Group.of(self._save.barrier)
-        with _report_failure(self._save.commitment):
+        with report_failure(self._save.commitment):
             _check_same(self._name.name, plans)
-            if not self.overwrite and (
-                find(self._name) is not None or os.path.lexists(self._name / METADATA)
-            ):
+            if not self.overwrite and (find(self._name) is not None or lexists(self._name / METADATA)):
                 raise FileExistsError(f"Checkpoint already exists and {self.overwrite=}: {self._name}.")
-            if self._name.is_file():
+            if is_file(self._name):
                 raise NotADirectoryError(f"{self._name} is a file: it is not replaced. Name another.")
             check_name(self._name)
             if group in _unfinished:
@@ -248,7 +251,7 @@ class CommittedWriter(FileSystemWriter):
             OutcomeUnknownError: the coordinator cannot be reached.
         """
         assert self._save is not None
-        with _report_failure(self._save.commitment):
+        with report_failure(self._save.commitment):
             self.path = Path(plan.storage_data.folder)
             began = time.monotonic()
             written = super().write_data(plan, planner)
@@ -276,7 +279,7 @@ class CommittedWriter(FileSystemWriter):
         """Torch's, on rank 0: write the metadata, and give the checkpoint its name."""
         assert self._save is not None
         barrier, staged = self._save.barrier, self._save.staged
-        with _report_failure(self._save.commitment):
+        with report_failure(self._save.commitment):
             ranks = barrier.participants or range(barrier.world_size)
             writes = [RankWrite.decode(note) for note in take_notes(staged.unfinished, ranks)]
             super().finish(metadata, results)
@@ -294,16 +297,6 @@ def _check_same(name: str, plans: list[SavePlan]) -> None:
                 f"rank 0 saves {name!r}, and rank {rank} {plan.storage_data!r}. Make the same saves in the "
                 "same order on all ranks, and restart the job."
             )
-
-
-@contextmanager
-def _report_failure(commitment: Commitment) -> Iterator[None]:
-    """What is raised here is this rank's failure, and everyone's."""
-    try:
-        yield
-    except BaseException as error:
-        commitment.failed(failure_text(error))
-        raise
 
 
 class CommittedReader(ItemReader):

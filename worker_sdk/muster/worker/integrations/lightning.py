@@ -27,6 +27,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import Manifest
+from muster.checkpoint.retry import is_file, is_folder
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.commit import lookup
@@ -154,7 +155,7 @@ def latest(folder: str | Path) -> Path | None:
     for path in entries(Path(folder)):
         if path.name.endswith(".ckpt") and not path.name.startswith("."):
             with suppress(FileNotFoundError):  # It was removed just now.
-                if path.is_file() and find(path) is None and zipfile.is_zipfile(path):
+                if is_file(path) and find(path) is None and zipfile.is_zipfile(path):
                     whole[path] = path.stat().st_mtime
     try:
         if (last := lookup.latest(folder)) is not None:
@@ -218,7 +219,7 @@ class _Saves:
         Raises:
             OSError: it is not what was written, or could not be committed.
         """
-        if staged.unfinished.is_dir() and staged.path.is_file():
+        if is_folder(staged.unfinished) and is_file(staged.path):
             raise FileExistsError(
                 f"{staged.path} is a file, which no rename can replace by a folder of shards. Move it away, "
                 "or save under another name."
@@ -453,7 +454,7 @@ def _find(path: Path) -> tuple[Path, Marker | None]:
     try:
         return read_whole(path)
     except UncommittedError:
-        if path.is_file():
+        if is_file(path):
             return path, None
         raise
 
@@ -488,7 +489,7 @@ def _check_io(io: object) -> None:
 
 
 def _check_sharded(folder: Path) -> None:
-    if (folder / SHARDED).is_file():
+    if is_file(folder / SHARDED):
         check_shards(folder)
 
 

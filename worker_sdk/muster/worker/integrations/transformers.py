@@ -87,7 +87,7 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
         _check(args)
         self._meet(args)
         folder = Path(args.output_dir)
-        if args.process_index == 0 and folder.is_dir():
+        if args.process_index == 0:
             restore(folder)
             sweep(folder, NAMED)
 

@@ -111,12 +111,12 @@ class JoinDialogue:
 
     def leave(self) -> bool:
         """End the attempt. Return whether the coordinator has to be told."""
-        has_place = self.attempt > 0 and not self.over
+        has_place = self.attempt > 0 and not self.done
         self.error = self.error or MusterError("this node has left the rendezvous.")
         return has_place and self.met
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether the attempt has ended."""
         return self.error is not None or self.fenced
 
@@ -133,7 +133,7 @@ class JoinDialogue:
             return True
         if isinstance(self.error, RefusedError) and self.error.reason in CLOSING:
             return True
-        return False if self.met and not self.over else None
+        return False if self.met and not self.done else None
 
     def request(self, now: float) -> pb.JoinRequest:
         """Return the message that opens a stream.
@@ -157,7 +157,7 @@ class JoinDialogue:
             waited_ms=round((now - since) * 1000) if since is not None else 0,
         )
 
-    def hear(self, response: pb.JoinResponse, now: float) -> None:
+    def handle(self, response: pb.JoinResponse, now: float) -> None:
         """Handle a message.
 
         Args:

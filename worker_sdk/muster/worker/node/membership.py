@@ -33,7 +33,7 @@ from muster.worker.node.dialogue import Place as Place
 from muster.worker.stopped import stopped_from_pb
 from muster.worker.transport.channel import open_channel
 from muster.worker.transport.fork_guard import GrpcUsage, await_before_fork, check, collect, forked
-from muster.worker.transport.stream import Heard, ReconnectingStream
+from muster.worker.transport.stream import ReconnectingStream, StreamSignal
 from muster.worker.transport.unary import Method, Response, ask_leader
 
 logger = logging.getLogger(__name__)
@@ -262,9 +262,9 @@ class NodeMembership:
     # ------------------------------------------------------------------ what the stream asks for
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether the node holds and wants no place."""
-        return self._abandoned or self._dialogue.over
+        return self._abandoned or self._dialogue.done
 
     def open(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...]) -> grpc.Call:
         """Ask for a place, or for the one that the node has."""
@@ -272,19 +272,19 @@ class NodeMembership:
             request = self._dialogue.request(time.monotonic())
         return _stub(channel).Join(request, metadata=metadata)
 
-    def hear(self, response: pb.JoinResponse) -> Heard:
+    def handle(self, response: pb.JoinResponse) -> StreamSignal:
         """Handle a message."""
         if response.HasField("replicas"):
             return self._stream.learn(response.replicas.addresses, response.replicas.keepalive_ms)
         with self._changed:
             if self._stream.open:
                 self._stream.admit()
-                self._dialogue.hear(response, time.monotonic())
+                self._dialogue.handle(response, time.monotonic())
                 self._changed.notify_all()
         place, gone = self._dialogue.place, self._dialogue.nodes_gone
         if response.HasField("stopped") and place is not None and gone and self._on_departure is not None:
             self._on_departure(place, gone)
-        return Heard.ANSWER
+        return StreamSignal.ANSWERED
 
     def call_ended(self, error: grpc.RpcError | None) -> None:
         """End the attempt if the coordinator has refused it."""
@@ -305,7 +305,7 @@ class NodeMembership:
 
     def finished(self) -> None:
         """Tell the coordinator that the node leaves, if nobody else will."""
-        if self._abandoned and not self._dialogue.over:
+        if self._abandoned and not self._dialogue.done:
             _alive.discard(self)
             if self._dialogue.met:
                 self._say_goodbye("nobody holds its handler any more")

@@ -98,7 +98,7 @@ class AgreedLoad(Agreement):
         """
         found: list[Damage] = []
         while True:
-            chosen = self._choose(self._look, self._storage.path)
+            chosen = self._choose(self._look, self._storage.resolve_name)
             if chosen.made is None:
                 if not chosen.damaged and not found:
                     self._check_none()
@@ -134,7 +134,7 @@ class AgreedLoad(Agreement):
                 return Chosen(None, (f"{path}: {error.damage}",))
 
         self.used = (path,)
-        chosen = self._choose(read, lambda name: self._storage.path(name, beside=path), str(path))
+        chosen = self._choose(read, lambda name: self._storage.resolve_name(name, beside=path), str(path))
         if chosen.made is None:
             raise self._corrupt(chosen.damaged, [])
         damage = self._attempt(chosen.made, load)

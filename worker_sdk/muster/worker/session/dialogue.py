@@ -54,7 +54,7 @@ class SessionDialogue:
         save_asked: the save that all ranks were asked for last.
         closing: whether the process says goodbye, or has done so.
         process: what the coordinator knows of this process.
-        parted: whether the coordinator has received the goodbye, or does not know this process.
+        goodbye_settled: whether the coordinator has received the goodbye, or does not know this process.
     """
 
     def __init__(self, config: SessionConfig) -> None:
@@ -65,7 +65,7 @@ class SessionDialogue:
         self.closed: Closed | None = None
         self.save_asked: SaveAsked | None = None
         self.closing = False
-        self.parted = False
+        self.goodbye_settled = False
         self._reason = ""
         self.process = pb.Process(
             rank=config.rank,
@@ -77,9 +77,9 @@ class SessionDialogue:
         )
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether there is nothing left to say or to hear."""
-        return self.fatal is not None and (self.parted or not self.closing)
+        return self.fatal is not None and (self.goodbye_settled or not self.closing)
 
     @property
     def was_welcomed(self) -> bool:
@@ -126,12 +126,12 @@ class SessionDialogue:
         """End the session. A process that was never welcomed, and is not connected, owes no goodbye."""
         self.closing = True
         self._reason = reason
-        self.parted = not connected and not self.was_welcomed
+        self.goodbye_settled = not connected and not self.was_welcomed
         self.fatal = self.fatal or MusterError("the session of this process is closed.")
 
     # ------------------------------------------------------------------ what it hears
 
-    def hear(self, response: pb.ConnectResponse, now: float) -> None:
+    def handle(self, response: pb.ConnectResponse, now: float) -> None:
         """Handle a message other than a welcome, an inspection, or the notice of a drain.
 
         Args:

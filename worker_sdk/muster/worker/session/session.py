@@ -31,7 +31,7 @@ from muster.worker.session.dialogue import SessionConfig as SessionConfig
 from muster.worker.session.dialogue import SessionDialogue
 from muster.worker.session.save_request import SaveAsked
 from muster.worker.steps import StepReporter
-from muster.worker.transport.stream import Heard, ReconnectingStream
+from muster.worker.transport.stream import ReconnectingStream, StreamSignal
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class Session:
                 return
             self._dialogue.close(reason, connected=self._stream.connected)
             if self._stream.connected:
-                self._part()
+                self._send_goodbye()
             self._stream.finish()
             thread = self._stream.thread
         assert thread is not None
@@ -233,16 +233,16 @@ class Session:
         if thread.is_alive() and call is not None:
             call.cancel()
 
-    def _part(self) -> None:
+    def _send_goodbye(self) -> None:
         self._outbox.put(self._dialogue.goodbye())
         self._outbox.put(None)
 
     # ------------------------------------------------------------------ what the stream asks for
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether there is nothing left to say or to hear."""
-        return self._dialogue.over
+        return self._dialogue.done
 
     def open(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...]) -> grpc.Call:
         """Start a stream with a Hello."""
@@ -264,35 +264,35 @@ class Session:
                 step = pb.RankStep(rank=self.config.rank, step=number)
                 yield pb.ConnectRequest(steps=pb.Steps(steps=[step]))
 
-    def hear(self, response: pb.ConnectResponse) -> Heard:
+    def handle(self, response: pb.ConnectResponse) -> StreamSignal:
         """Handle a message."""
         kind = response.WhichOneof("message")
         if kind == "inspect":
             # Not under the lock: the process may be stuck at it.
             self._outbox.put(self._inspected(response.inspect))
-            return Heard.MESSAGE
+            return StreamSignal.NONE
         with self._changed:
             if kind == "drain":
                 if not self._stream.search.replicas.several:
                     self._stream.rest(jittered(response.drain.retry_after_ms / 1000, 0.5, 1.5))
-                return Heard.DRAINING
+                return StreamSignal.DRAINING
             if kind == "welcome":
                 return self._welcomed(response.welcome)
-            self._dialogue.hear(response, time.monotonic())
+            self._dialogue.handle(response, time.monotonic())
             self._changed.notify_all()
-            return Heard.MESSAGE
+            return StreamSignal.NONE
 
-    def _welcomed(self, welcome: pb.Welcome) -> Heard:
-        heard = self._stream.learn(welcome.replicas, welcome.keepalive_ms, welcome.session_ttl_ms)
-        if heard is Heard.REPLACE:
+    def _welcomed(self, welcome: pb.Welcome) -> StreamSignal:
+        signal = self._stream.learn(welcome.replicas, welcome.keepalive_ms, welcome.session_ttl_ms)
+        if signal is StreamSignal.REPLACE:
             self._dialogue.recognized(welcome)
-            return heard
+            return signal
         self._steps.welcomed(welcome.steps_interval_ms / 1000)
         for message in self._dialogue.welcomed(welcome):
             self._outbox.put(message)
         if self._dialogue.closing:
             self._outbox.put(None)
-            return heard
+            return signal
         self._stream.admit()
         logger.info(
             "connected to %s as rank %d of run %s, generation %d",
@@ -302,7 +302,7 @@ class Session:
             self.config.generation,
         )
         self._changed.notify_all()
-        return heard
+        return signal
 
     def _inspected(self, question: Inspect) -> pb.ConnectRequest:
         """Return what this process is doing."""
@@ -316,7 +316,7 @@ class Session:
         """End the session if the coordinator denies it, and the process can expect no other token."""
         with self._changed:
             if error is None:
-                self._dialogue.parted = self._dialogue.closing
+                self._dialogue.goodbye_settled = self._dialogue.closing
             elif error.code() in DENIED:
                 reason = reason_of(error)
                 if not (self._dialogue.was_welcomed and self._stream.patience.lasts(reason)):

@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 Response = TypeVar("Response", contravariant=True)
 
 
-class Heard(enum.Enum):
+class StreamSignal(enum.Enum):
     """What a message says about the stream on which it came."""
 
-    MESSAGE = enum.auto()
+    NONE = enum.auto()
     """Nothing."""
-    ANSWER = enum.auto()
+    ANSWERED = enum.auto()
     """The peer leads, or is a relay."""
     REPLACE = enum.auto()
     """The peer leads, and another stream is to replace this one immediately."""
@@ -46,13 +46,13 @@ class StreamUser(Protocol[Response]):
     """What a :class:`ReconnectingStream` asks of its user, from the stream's thread alone."""
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether no other stream is to be opened. The stream reads it without the lock, too."""
 
     def open(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401
         """Start the call, which yields the messages."""
 
-    def hear(self, response: Response) -> Heard:
+    def handle(self, response: Response) -> StreamSignal:
         """Handle a message. Call :meth:`ReconnectingStream.admit` when the coordinator admits this process.
 
         Ignore the message if the stream is no longer :attr:`~ReconnectingStream.open`.
@@ -144,7 +144,7 @@ class ReconnectingStream:
         self._outage.over()
         self.patience.renew()
 
-    def learn(self, addresses: Iterable[str], keepalive_ms: int, session_ttl_ms: int = 0) -> Heard:
+    def learn(self, addresses: Iterable[str], keepalive_ms: int, session_ttl_ms: int = 0) -> StreamSignal:
         """Note the coordinator's addresses, and the keepalive that it asks for.
 
         Args:
@@ -159,9 +159,9 @@ class ReconnectingStream:
         limit = keepalive_ms or session_ttl_ms // TTL_PINGS or KEEPALIVE_MS
         fastest = min(limit, self.search.target.keepalive_ms)
         if fastest >= self._keepalive_ms:
-            return Heard.ANSWER
+            return StreamSignal.ANSWERED
         self._keepalive_ms = fastest
-        return Heard.REPLACE
+        return StreamSignal.REPLACE
 
     def rest(self, seconds: float) -> None:
         """Wait on the stream's thread, until the stream is interrupted or finishes."""
@@ -212,9 +212,9 @@ class ReconnectingStream:
                 self._lost(self.search.said)
             # The last attempt asks each address that may lead: no pause means that there is another one.
             ends = last and bool(pause)
-            if not (ends or self._user.over):
+            if not (ends or self._user.done):
                 self.rest(pause or 0.0)
-            self._running = not (ends or self._user.over)
+            self._running = not (ends or self._user.done)
             return self._running
 
     def _converse(self, search: Search) -> float | None:
@@ -230,19 +230,19 @@ class ReconnectingStream:
             try:
                 self.call = call
                 # Checked after the call is visible: an interrupt sees the call, or is seen here.
-                if self._restarted or self._user.over:
+                if self._restarted or self._user.done:
                     return None
                 with first_answer_expected(call) as answered:
                     for response in call:
-                        heard = self._user.hear(response)
-                        if heard is Heard.DRAINING:
+                        signal = self._user.handle(response)
+                        if signal is StreamSignal.DRAINING:
                             if search.replicas.several:
                                 return search.left("the coordinator is stopping")
                             return search.again("the coordinator ended the stream")
-                        if heard is not Heard.MESSAGE:
+                        if signal is not StreamSignal.NONE:
                             answered()
                             search.answered()
-                        if heard is Heard.REPLACE:
+                        if signal is StreamSignal.REPLACE:
                             return None
                 self._user.call_ended(None)
                 return search.ended("the coordinator ended the stream")
@@ -255,12 +255,12 @@ class ReconnectingStream:
                 call.cancel()
 
     def _lost(self, why: str) -> None:
-        over = self._user.over
+        done = self._user.done
         if self.connected:
             self.connected = False
             self._lost_at = time.monotonic()
-            if not (over or self._last):
+            if not (done or self._last):
                 logger.warning("lost the coordinator at %s (%s); connecting again", self._endpoint, why)
-        if not over:
+        if not done:
             self._outage.failed(why)
         self._changed.notify_all()

@@ -167,7 +167,8 @@ class RankOwners:
                 # The next membership may have the same first sequence, so the record must differ in it. And
                 # it must not refer to a shape that is forgotten.
                 shape = Shape(owner.shape.world_size)
-                former = replace(self._record_of(owner, shape, first_sequence), life=owner.start)
+                record = self._record_of(owner, shape, first_sequence)
+                former = replace(record, membership_start=owner.start)
                 self.former[rank] = former
                 effects.records.append(former)
             else:
@@ -203,6 +204,6 @@ class RankOwners:
             shape=shape,
             state=state,
             lineage=process.lineage,
-            life=first_sequence,
+            membership_start=first_sequence,
             node_name="" if process.node_name == process.host else process.node_name,
         )

@@ -139,7 +139,7 @@ class RankOwnerRecord:
     """If it is gone: its state. Otherwise IDLE for a process of unary calls, and DISCONNECTED for others."""
     lineage: int
     """The lineage of its :class:`~muster.service.core.membership.process.Process`."""
-    life: int | None = None
+    membership_start: int | None = None
     """The first sequence of the membership that it joined. If the group was reset since, it arrived at the
     newest release and may not have heard it. None, as before 0.2.0: it joined the current membership."""
     node_name: str = ""

@@ -1,9 +1,9 @@
 """SessionService: a stream for every worker process."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -22,13 +22,14 @@ from muster.service.rpc.interceptors.guard import ADMISSION, Admission
 from muster.service.rpc.interceptors.unsent import log_slow_reader, slow_reader
 from muster.service.rpc.join_turns import JoinTurn, JoinTurns
 from muster.service.security.audit import CALL
+from muster.serving.outbox import Outbox, Take
 from muster.serving.queued import MAX_BYTES, Queued
 from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
 
 MAX_UNSENT_BYTES = 32 << 20
 """Size limit of messages that may wait for one peer."""
-Heard: TypeAlias = Callable[[SessionId, Inspected], None]
+OnInspected: TypeAlias = Callable[[SessionId, Inspected], None]
 """Takes a process's answer to an inspection."""
 
 
@@ -48,7 +49,7 @@ class Session:
         max_unsent: messages that may wait for a peer that does not read. Beyond that it is cut off. A relay's
             limit is the maximum number of ranks in a message, because each may have its own answer.
         welcome: encodes a Welcome.
-        heard: takes answers to inspections.
+        on_inspected: takes answers to inspections.
         max_unsent_bytes: size limit of waiting messages.
         queued: counts the bytes in the outboxes of all sessions.
         writes: writes to readers.
@@ -61,7 +62,7 @@ class Session:
         driver: Driver,
         max_unsent: int,
         welcome: Callable[[Welcome], bytes] = codec.encode_welcome,
-        heard: Heard = ignore_answer,
+        on_inspected: OnInspected = ignore_answer,
         *,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
         queued: Queued | None = None,
@@ -70,7 +71,7 @@ class Session:
         join_turns: JoinTurns | None = None,
     ) -> None:
         self._driver = driver
-        self._heard = heard
+        self._on_inspected = on_inspected
         self._welcome = welcome
         self._max_unsent = max_unsent
         self._max_unsent_bytes = max_unsent_bytes
@@ -80,35 +81,35 @@ class Session:
         self._join_turns = join_turns if join_turns is not None else JoinTurns()
         self._join_turn: JoinTurn | None = None
         """The turn of its run; None before the Hello."""
-        self.unsent_bytes = 0
-        """Bytes of the messages in the outbox."""
         self._name = "a session that has not said Hello"
-        self._outbox: deque[tuple[bytes, bytes]] = deque()
-        """Messages: the bytes that are the same for all receivers, and the bytes for this peer only."""
-        self._wake: asyncio.Future[None] | None = None
+        self._outbox = Outbox(self._queued)
         self._patience = asyncio.timeout(None)
         """Cancels a write that hangs because the peer does not read."""
         self._is_writing = False
         """Whether gRPC holds a message that the peer has not read."""
-        self._closed = False
         self._cut_off = False
         self._status: Refusal | None = None
         self.id = driver.connect(self)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of the messages that wait for the peer."""
+        return self._outbox.bytes
 
     def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
         """Send a message, and its ranks to a relay. A final refusal also ends the stream."""
         message = outgoing.message
         if type(message) in (GroupJoined, Refused):
             self._end_join()
-        if self._closed:
+        if self._outbox.closed:
             return  # An earlier message ended the stream.
         if type(message) is Inspect and len(self._outbox) > self._max_unsent // 2:
             return  # A question must not cause a slow reader to be cut off.
-        if type(message) is Refused and message.final:
-            self._status = message.refusal
-            self._closed = True
         data = self._welcome(message) if type(message) is Welcome else outgoing.data
         self._send(data, codec.encode_ranks(ranks) if ranks else b"")
+        if type(message) is Refused and message.final:
+            self._status = message.refusal
+            self._outbox.close()
 
     def _end_join(self) -> None:
         if self._join_turn is not None:
@@ -122,8 +123,7 @@ class Session:
     def end(self, status: Refusal | None = None) -> None:
         """End the stream after all queued messages."""
         self._status = self._status or status
-        self._closed = True
-        self._wake_writer()
+        self._outbox.close()
 
     def _send(self, data: bytes, own: bytes = b"") -> None:
         """Put a message into the outbox.
@@ -136,13 +136,10 @@ class Session:
         size = len(data) + len(own)
         if len(self._outbox) >= self._max_unsent:
             self.cut_off(f"{self._max_unsent} messages")
-        elif self._outbox and self.unsent_bytes + size > self._max_unsent_bytes:
-            self.cut_off(f"messages of {self.unsent_bytes:,} bytes")
-        elif not self._cut_off:
-            self._outbox.append((data, own))
-            self.unsent_bytes += size
-            self._queued.add(data)
-            self._wake_writer()
+        elif len(self._outbox) and self._outbox.bytes + size > self._max_unsent_bytes:
+            self.cut_off(f"messages of {self._outbox.bytes:,} bytes")
+        elif not self._outbox.closed:
+            self._outbox.put(data, own)
             if self._queued.too_many:
                 self._make_room()
 
@@ -156,20 +153,9 @@ class Session:
             self._cut_off = True
             held = held or f"messages of {self.unsent_bytes:,} bytes"
             self.end(slow_reader(self._name, held, self.unsent_bytes))
-            while self._outbox:
-                self._take()
+            self._outbox.clear()
             if self._patience.when() is None:
                 self._patience.reschedule(0)
-
-    def _take(self) -> bytes:
-        data, own = self._outbox.popleft()
-        self.unsent_bytes -= len(data) + len(own)
-        self._queued.remove(data)
-        return data + own if own else data
-
-    def _wake_writer(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
     async def serve(self, context: Any, hello_timeout: float) -> None:
         """Carry messages both ways until either side ends the stream.
@@ -181,39 +167,29 @@ class Session:
         reader = asyncio.create_task(self._read(context, hello_timeout))
         try:
             async with self._patience:
-                await self._write(context)
+                await self._outbox.write(partial(self._write, context))
         except TimeoutError:
-            if (
-                self._is_writing
-            ):  # No status reaches the peer, and gRPC keeps the message while it is connected.
+            if self._is_writing:  # No status reaches the peer; gRPC keeps the message while it is connected.
                 await self._writes.end(context.peer())
         finally:
             reader.cancel()
             self._end_join()
-            while self._outbox:
-                self._take()
+            self._outbox.clear()
             self._driver.disconnect(self.id)
-            ended = self._closed or ADMISSION.get().has_ended or self._writes.has_ended(context.peer())
+            ended = self._outbox.closed or ADMISSION.get().has_ended or self._writes.has_ended(context.peer())
             self._driver.submit(Disconnected(self.id, reset=not ended))
         if self._status is not None:
             await errors.end_with(self._status, context)
 
-    async def _write(self, context: Any) -> None:
-        loop = asyncio.get_running_loop()
-        outbox = self._outbox
-        while True:
-            while outbox:
-                await self._writes.write(context, sum(map(len, outbox[0])), self._next, self._reader)
-                self._is_writing = False
-            if self._closed:
-                break
-            self._wake = loop.create_future()
-            await self._wake
+    async def _write(self, context: Any, size: int, _: Take) -> None:
+        await self._writes.write(context, size, self._take, self._reader)
+        self._is_writing = False
 
-    def _next(self) -> bytes | None:
+    def _take(self) -> bytes | None:
         """Take the next message; None: this stream was cut off while it waited for room."""
-        self._is_writing = bool(self._outbox)
-        return self._take() if self._outbox else None
+        data = self._outbox.take()
+        self._is_writing = data is not None
+        return data
 
     def _reader(self) -> str:
         return self._name
@@ -258,7 +234,7 @@ class Session:
 
     def _submit(self, event: Event | Inspected) -> None:
         if isinstance(event, Inspected):
-            self._heard(self.id, event)
+            self._on_inspected(self.id, event)
             return
         if self._driver.retired:
             # A goodbye above all must not seem accepted.
@@ -299,7 +275,7 @@ class SessionServicer:
         max_open: open streams, including those without a Hello yet.
         replicas: the addresses of all replicas, for the Welcome; empty: this is the only one.
         keepalive_ms: the keepalive for clients; 0: a third of the session TTL.
-        heard: takes answers to inspections.
+        on_inspected: takes answers to inspections.
         max_unsent_bytes: size limit of messages that may wait for one peer.
         max_queued_bytes: size limit of messages that may wait for all peers.
         writes: writes to readers.
@@ -314,13 +290,13 @@ class SessionServicer:
         max_open: int = 2 * Limits().max_sessions,
         replicas: Callable[[], Sequence[str]] = tuple,
         keepalive_ms: int = 0,
-        heard: Heard = ignore_answer,
+        on_inspected: OnInspected = ignore_answer,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
         max_queued_bytes: int = MAX_BYTES,
         writes: Writes | None = None,
     ) -> None:
         self._driver = driver
-        self._heard = heard
+        self._on_inspected = on_inspected
         self._max_unsent_bytes = max_unsent_bytes
         self._queued = Queued(max_queued_bytes)
         self._join_turns = JoinTurns()
@@ -343,7 +319,7 @@ class SessionServicer:
             self._driver,
             self._max_unsent,
             self._welcome,
-            self._heard,
+            self._on_inspected,
             max_unsent_bytes=self._max_unsent_bytes,
             queued=self._queued,
             writes=self._writes,

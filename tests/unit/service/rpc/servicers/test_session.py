@@ -139,7 +139,7 @@ async def test_question_never_cuts_off_a_slow_peer():
 async def test_answer_to_an_inspection_bypasses_the_driver():
     heard: list[tuple[int, Inspected]] = []
     async with stream() as one:
-        one.session._heard = lambda session, answer: heard.append((session, answer))
+        one.session._on_inspected = lambda session, answer: heard.append((session, answer))
         answer = Inspected(question=7, rank=3)
         one.context.says(session_pb2.ConnectRequest(inspected=answer))
         one.context.says(GOODBYE)

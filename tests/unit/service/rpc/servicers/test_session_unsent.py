@@ -111,7 +111,7 @@ async def test_session_with_most_unsent_bytes_makes_room_for_all():
     other.deliver(Outgoing(None, lambda _: bytes(SMALL + 5)))  # type: ignore[arg-type]
     await settle()
     assert [session._cut_off for session in (slow, other)] == [True, False]
-    assert not other._closed
+    assert not other._outbox.closed
     for task in serving:
         task.cancel()
     await asyncio.wait(serving)

@@ -118,14 +118,14 @@ def test_an_error_of_a_collective_is_nobodys_here(tmp_path: Path, engine: Any, e
 
 
 def test_ranks_that_give_different_tags_save_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    engine = two_ranks(monkeypatch, [module._Offer("step-1", 0, None), False])
+    engine = two_ranks(monkeypatch, [module._Offer("step-1", 0, True), False])
     with pytest.raises(BarrierAbortedError, match="its tag is 'step-2', and rank 0's is 'step-1'"):
         engine.save_checkpoint(tmp_path, "step-2")
     assert names(tmp_path) == set()
 
 
 def test_ranks_that_do_not_share_the_folder_save_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    engine = two_ranks(monkeypatch, [module._Offer("step-1", 4, None), False])
+    engine = two_ranks(monkeypatch, [module._Offer("step-1", 4, True), False])
     with pytest.raises(
         BarrierAbortedError, match=r"\.step-1\.0-4-fbd8e0f8, which rank 0 has made, is not there"
     ):

@@ -17,6 +17,7 @@ from muster.worker.errors import MemberLostError, MusterError
 from muster.worker.integrations import lightning as module
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.lightning import latest
+from tests.support.crashes.stat_faults import StatFaults
 from tests.support.saves.synced import Synced
 from tests.unit.worker.integrations.lightning.strategies import (
     MADE,
@@ -199,6 +200,15 @@ def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
     with pytest.raises(FileExistsError, match=r"a\.ckpt is a file, which no rename"):
         fully_sharded().save_checkpoint(state(1), tmp_path / "a.ckpt")
     assert ddp().load_checkpoint(tmp_path / "a.ckpt")["global_step"] == 1
+
+
+def test_checkpoint_that_cannot_be_looked_at_at_first_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    torch.save({}, tmp_path / "theirs.ckpt")
+    faults = StatFaults(monkeypatch, tmp_path / "theirs.ckpt", times=1)
+    assert latest(tmp_path) == tmp_path / "theirs.ckpt"
+    assert faults.struck == 1
 
 
 def test_a_file_takes_the_place_of_a_folder(tmp_path: Path):

@@ -130,7 +130,7 @@ def _persist(job: LocalJob, attempt: SaveAttempt, step: int) -> None:
                 shutil.copyfile(path, pending._unfinished / path.name)
     data = (pending._unfinished / "manifest.json").read_bytes()
     made = Committed(step, 3, "job", "save", attempt.number, pending.checkpoint)
-    storage._directory.commit(pending._unfinished, replace(made, manifest=ManifestReference.of(data)))
+    storage.commit(pending._unfinished, replace(made, manifest=ManifestReference.of(data)))
 
 
 # ---------------------------------------------------------------------- damage while resuming

@@ -1,7 +1,6 @@
 """Cleaning up after interrupted saves: names are restored, commits finished, remains removed."""
 
 import logging
-import os
 import re
 import shutil
 import uuid
@@ -9,11 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError
-from muster.checkpoint.retry import is_file, retrying
+from muster.checkpoint.retry import ABSENT_FILE, is_file, is_folder, is_link, lexists, retrying
 from muster.checkpoint.source import beside
 from muster.checkpoint.version import LaterVersionError
 from muster.worker.integrations.commit.lookup import (
-    ABSENT,
     REPLACED,
     _marker,
     entries,
@@ -43,10 +41,10 @@ def restore(folder: Path) -> list[Path]:
         for left in entries(folder)
         if left.name.startswith(".") and not left.name.startswith("..") and left.name.endswith(REPLACED)
     ]
-    without = [path for path in names if not os.path.lexists(path)]
+    without = [path for path in names if not lexists(path)]
     for path in without:
         restore_name(path)
-    return [path for path in without if os.path.lexists(path)]
+    return [path for path in without if lexists(path)]
 
 
 def sweep(folder: Path, alias: str | None = None, but: Path | None = None) -> None:
@@ -76,12 +74,12 @@ def finish(path: Path) -> None:
     Raises:
         OSError: that cannot be done.
     """
-    if not is_file(path) or os.path.lexists(beside(path)):
+    if not is_file(path) or lexists(beside(path)):
         return
     for left in entries(path.parent):
         if _UNFINISHED.fullmatch(left.name):
             _finished_or_unreadable(left)
-    if not os.path.lexists(beside(path)) and os.path.lexists(replaced_name(beside(path))):
+    if not lexists(beside(path)) and lexists(replaced_name(beside(path))):
         # The file has not been replaced.
         replaced_name(beside(path)).rename(beside(path))
 
@@ -91,10 +89,13 @@ def remove(path: Path) -> None:
 
     Args:
         path: of a folder, a file or a link; it need not be there.
+
+    Raises:
+        OSError: it cannot be looked at, or not be renamed.
     """
-    if is_file(path) and os.path.lexists(beside(path)):
+    if is_file(path) and lexists(beside(path)):
         destroy(retire(beside(path)))
-    if os.path.lexists(path):
+    if lexists(path):
         destroy(retire(path))
 
 
@@ -137,10 +138,10 @@ def _finish_commit(left: Path) -> bool:
     try:
         _marker(left)
         files = list(Manifest.decode(retrying(str(left), (left / MANIFEST).read_bytes)).files)
-    except (*ABSENT, ManifestError, ValueError, TypeError):
+    except (*ABSENT_FILE, ManifestError, ValueError, TypeError):
         return False
     path = left.with_name(files[0]) if len(files) == 1 and "/" not in files[0] else left
-    if not is_file(path) or os.path.lexists(left / path.name) or os.path.lexists(beside(path)):
+    if not is_file(path) or lexists(left / path.name) or lexists(beside(path)):
         return False
     left.rename(beside(path))
     return True
@@ -150,18 +151,22 @@ def restore_name(path: Path) -> None:
     """End a replacement that was left half-way."""
     if is_committed(path):
         remove(replaced_name(path))
-    elif is_committed(replaced_name(path)) and not os.path.lexists(path):
+    elif is_committed(replaced_name(path)) and not lexists(path):
         replaced_name(path).rename(path)
 
 
-def is_folder(path: Path) -> bool:
-    """Return whether a path is a folder, and no link to one."""
-    return path.is_dir() and not path.is_symlink()
+def is_real_folder(path: Path) -> bool:
+    """Return whether a path is a folder, and no link to one.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    return is_folder(path) and not is_link(path)
 
 
 def destroy(path: Path) -> None:
     """Remove what is no checkpoint any more, as far as that can be done."""
-    if is_folder(path):
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):

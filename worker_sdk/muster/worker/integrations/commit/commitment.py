@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, TypeAlias, get_args
 
 from torch.distributed import DistError
@@ -339,7 +339,8 @@ def commit_written(
     digest: Callable[[], int],
     manifest: Callable[[], Manifest],
     commit: Callable[[Marker, Manifest], None],
-    report: Callable[[Commitment], AbstractContextManager[None]] | None = None,
+    *,
+    same_error: bool = False,
 ) -> None:
     """Commit a save in two parts, when this rank has written: all digest it, then rank 0 commits it.
 
@@ -348,20 +349,19 @@ def commit_written(
         digest: syncs and digests this rank's share, when all have written. Returns its bytes.
         manifest: gathers the digests on rank 0, when all have digested.
         commit: makes what was written a checkpoint, on rank 0.
-        report: reports this rank's failures; default: :func:`report_failure`.
+        same_error: as in :func:`report_failure`.
 
     Raises:
         BarrierError: not all have written, or rank 0 could not commit; the message names the rank, and why.
         MusterError: a rank gave the save up.
         OutcomeUnknownError: the coordinator cannot be reached.
     """
-    report = report or report_failure
     commitment.written()
-    with report(commitment):
+    with report_failure(commitment, same_error=same_error):
         size = digest()
     commitment.written(size)
     if commitment.rank == 0:
-        with report(commitment):
+        with report_failure(commitment, same_error=same_error):
             made = manifest()
             commitment.commit(lambda marker: commit(marker, made))
     commitment.confirmed()
@@ -390,19 +390,33 @@ def check_save_settings(timeout: float, on_lost: OnLost, barrier: GrpcBarrier | 
 
 
 @contextmanager
-def report_failure(commitment: Commitment) -> Iterator[None]:
+def report_failure(
+    commitment: Commitment, leave: Callable[[], None] | None = None, *, same_error: bool = False
+) -> Iterator[None]:
     """What is raised here is this rank's failure, and everyone's; or a collective's, and then another's.
 
+    Args:
+        commitment: the save's.
+        leave: called if this rank has failed itself, and is to get the error of all: ends the collectives in
+            which the others wait for it.
+        same_error: whether a rank that has failed itself gets the error of all, too; default: its own error.
+
     Raises:
-        MusterError: a collective failed; this is why, if the coordinator says so within ``LAST_WORD``.
+        MusterError: why the save has failed, the same on all ranks, if the coordinator says so within
+            ``LAST_WORD``. This rank has failed itself and ``same_error`` is set, or a collective failed.
     """
     try:
         yield
     except BaseException as error:
         if is_own(error, commitment.rank):
             commitment.failed(failure_text(error))
-            raise
-        commitment.give_up()
+            if not same_error or not isinstance(error, Exception):  # An interruption does not wait.
+                raise
+            if leave is not None:
+                with suppress(RuntimeError):  # The others may be gone.
+                    leave()
+        else:
+            commitment.give_up()
         if (reason := commitment.ending(LAST_WORD)) is not None:
             raise reason from error
         raise

@@ -12,15 +12,13 @@ from pathlib import Path
 from muster.checkpoint.committed import MARKER, UncommittedError, committed_from, unseal
 from muster.checkpoint.damage import DAMAGED, KEPT, CorruptCheckpointError, Damage, damage_in
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestError, ManifestReference
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import ABSENT, ABSENT_FILE, retrying
 from muster.checkpoint.source import home
 from muster.checkpoint.version import LaterVersionError
 
 logger = logging.getLogger(__name__)
 REPLACED = ".replaced"
 """How the name ends of a checkpoint while another takes its place."""
-ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""Errors that prove that a marker is absent. No other error does."""
 RESERVED = "lost+found"
 """A folder that a file system makes, and that users may not read."""
 
@@ -73,8 +71,8 @@ def read(path: Path) -> tuple[Path, Marker]:
     """
     try:
         return path, _marker(path)
-    except (*ABSENT, ValueError, TypeError) as error:
-        with suppress(*ABSENT, ValueError, TypeError):
+    except (*ABSENT_FILE, ValueError, TypeError) as error:
+        with suppress(*ABSENT_FILE, ValueError, TypeError):
             return replaced_name(path), _marker(replaced_name(path))
         raise UncommittedError(
             f"{path} is not a committed checkpoint: {error}. A save that was not finished, or that another "
@@ -192,7 +190,7 @@ def is_kept(path: Path) -> bool:
     """
     try:
         retrying(str(path), (home(path) / KEPT).lstat)
-    except ABSENT:
+    except ABSENT_FILE:
         return False
     return True
 
@@ -217,7 +215,7 @@ def _highest(folder: Path) -> int:
             continue
         try:
             highest = max(highest, _order(path))
-        except ABSENT:
+        except ABSENT_FILE:
             unread += _has_manifest(path)
         except PermissionError as error:
             _warn_of_unreadable(str(path), str(error))
@@ -237,7 +235,7 @@ def _warn_of_unreadable(path: str, error: str) -> None:
 def _order(path: Path) -> int:
     try:
         data = (home(path) / MARKER).read_bytes()
-    except (*ABSENT, PermissionError):
+    except (*ABSENT_FILE, PermissionError):
         raise
     except OSError:
         data = retrying(str(path), (home(path) / MARKER).read_bytes)
@@ -325,7 +323,7 @@ def _marker_in(folder: int) -> Marker | None:
         handle = os.open(MARKER, os.O_RDONLY, dir_fd=folder)
         with os.fdopen(handle, "rb") as file:
             return _decoded(file.read(), Path(MARKER))
-    except (*ABSENT, ValueError, TypeError):
+    except (*ABSENT_FILE, ValueError, TypeError):
         return None
 
 
@@ -348,7 +346,7 @@ def _has_manifest(path: Path) -> bool:
         return bool(Manifest.decode(retrying(str(path), (home(path) / MANIFEST).read_bytes)))
     except LaterVersionError:
         return True
-    except (*ABSENT, ManifestError):
+    except (*ABSENT_FILE, ManifestError):
         return False
 
 
@@ -360,7 +358,7 @@ def is_committed(path: Path) -> bool:
     """
     try:
         return bool(_marker(path))
-    except (*ABSENT, ValueError, TypeError):
+    except (*ABSENT_FILE, ValueError, TypeError):
         return False
 
 

@@ -1,7 +1,6 @@
 """A checkpoint of any name: written beside it, and renamed once when all ranks have written."""
 
 import logging
-import os
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,12 +8,13 @@ from pathlib import Path
 from muster.checkpoint.committed import MARKER, run_mark
 from muster.checkpoint.directory import make_folder, sync, sync_file, write_marker, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
+from muster.checkpoint.retry import is_folder, lexists
 from muster.checkpoint.source import beside
 from muster.worker.integrations.commit.cleanup import (
     destroy,
     doomed_name,
     finish,
-    is_folder,
+    is_real_folder,
     remove,
     restore_name,
     sweep,
@@ -82,7 +82,7 @@ class StagedCheckpoint:
         Raises:
             OSError: it could not be done, or another life of the job has removed what was written.
         """
-        folder = self.unfinished.is_dir()
+        folder = is_folder(self.unfinished)
         described = self.unfinished if folder else self._place
         marker = stamped(marker, self.path.parent)
         if manifest is not None:
@@ -94,10 +94,10 @@ class StagedCheckpoint:
         write_marker(described, asdict(marker))
         self._take_away_beside()
         foreign = None
-        if is_folder(self.path) and is_committed(self.path):
+        if is_real_folder(self.path) and is_committed(self.path):
             remove(replaced_name(self.path))
             self.path.rename(replaced_name(self.path))
-        elif (folder or is_folder(self.path)) and os.path.lexists(self.path):  # Else one rename replaces it.
+        elif (folder or is_real_folder(self.path)) and lexists(self.path):  # Else one rename replaces it.
             foreign = doomed_name(self.path)
             self.path.rename(foreign)
         try:
@@ -126,7 +126,7 @@ class StagedCheckpoint:
     def _take_away_beside(self) -> None:
         """Before another file has the name: what describes the one that has it must not describe that."""
         old = beside(self.path)
-        if os.path.lexists(old):
+        if lexists(old):
             remove(replaced_name(old))
             old.rename(replaced_name(old))
             sync(self.path.parent)
@@ -141,8 +141,9 @@ def check_name(path: Path, content: str = "") -> None:
 
     Raises:
         IsADirectoryError: it is a folder of something else.
+        OSError: it cannot be looked at.
     """
-    if path.is_dir() and not path.is_symlink():
+    if is_real_folder(path):
         names = {entry.name for entry in path.iterdir()}
         known = names & {MARKER, content} or any(name.endswith(".distcp") for name in names)
         if names and not known:

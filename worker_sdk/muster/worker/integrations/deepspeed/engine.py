@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +22,11 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.commit.cleanup import sweep
 from muster.worker.integrations.commit.commitment import (
-    LAST_WORD,
     Commitment,
+    ElsewhereError,
     OnLost,
     commit_written,
-    is_own,
+    report_failure,
 )
 from muster.worker.integrations.commit.contents import gather_manifest, record_share, verify_share
 from muster.worker.integrations.commit.lookup import Marker, ReplacedError, mark_damaged, read
@@ -68,8 +68,8 @@ class _Offer:
 
     tag: str
     number: int
-    failure: str | None
-    """Why it could not make room."""
+    has_room: bool
+    """Whether it has made the folder."""
 
 
 _swept: set[Path] = set()
@@ -121,11 +121,11 @@ class EngineSaves:
         self._end_decoupled()
         said = f"{self._engine.global_steps} {name}"
         commitment = Commitment(self._barrier, self._timeout, self._on_lost, name=said, parts=2)
-        with _report_failure(commitment):
+        with report_failure(commitment, same_error=True):
             staged = self._agree(commitment, folder, name)
         writer = self._engine.checkpoint_engine
         try:
-            with _report_failure(commitment, self._leave), _watched(writer) as files:
+            with report_failure(commitment, self._leave, same_error=True), _watched(writer) as files:
                 where = str(staged.unfinished.relative_to(folder))
                 self._save(str(save_dir), where, client_state or {}, False, exclude_frozen_parameters)
         except MusterError as error:
@@ -215,7 +215,7 @@ class EngineSaves:
             if failed is not None:
                 raise failed
             return
-        with _report_failure(save.commitment):
+        with report_failure(save.commitment, same_error=True):
             self._commit_decoupled()
         self._finish(save)
 
@@ -235,23 +235,25 @@ class EngineSaves:
         """Begin, on all ranks or on none.
 
         Raises:
-            BarrierError: a rank cannot; the message names it, and why.
+            ElsewhereError: another rank cannot.
+            Exception: this rank cannot.
         """
         failure = self._make_room(folder / tag, commitment.number) if self._barrier.rank == 0 else None
-        offer = from_rank_0(_Offer(tag, commitment.number, failure))
+        offer = from_rank_0(_Offer(tag, commitment.number, failure is None))
         staged = StagedCheckpoint(folder / tag, self._barrier.generation, offer.number, self._barrier.run_id)
         if offer.tag != tag:
-            failure = f"its tag is {tag!r}, and rank 0's is {offer.tag!r}: all ranks must give the same."
-        elif offer.failure is None and not staged.unfinished.is_dir():
-            failure = f"{staged.unfinished}, which rank 0 has made, is not there: all ranks must share it."
+            failure = ValueError(
+                f"its tag is {tag!r}, and rank 0's is {offer.tag!r}: all ranks must give the same."
+            )
+        elif offer.has_room and not staged.unfinished.is_dir():
+            failure = FileNotFoundError(
+                f"{staged.unfinished}, which rank 0 has made, is not there: all ranks must share it."
+            )
         if any(of_all(failure is not None)):
-            if failure is not None:
-                commitment.failed(failure)
-            commitment.give_up()
-            raise commitment.ending(LAST_WORD) or MusterError(failure or "another rank cannot save.")
+            raise failure or ElsewhereError("another rank cannot save. Its own error says why.")
         return staged
 
-    def _make_room(self, path: Path, number: int) -> str | None:
+    def _make_room(self, path: Path, number: int) -> Exception | None:
         """On rank 0: make the folder that all write to. Returns why that cannot be done."""
         try:
             if self._unfinished is not None:
@@ -262,7 +264,7 @@ class EngineSaves:
             self._unfinished = StagedCheckpoint(path, self._barrier.generation, number, self._barrier.run_id)
             self._unfinished.begin()
         except OSError as error:
-            return failure_text(error)
+            return error
         return None
 
     def _leave(self) -> None:
@@ -278,7 +280,7 @@ class EngineSaves:
 
     def _finish(self, save: _Save) -> None:
         """When this rank has written: commit it, on all ranks or on none."""
-        with _report_failure(save.commitment):
+        with report_failure(save.commitment, same_error=True):
             _put_on_disk(save.files)
         staged, ranks = save.staged, self._barrier.world_size
 
@@ -294,34 +296,11 @@ class EngineSaves:
                 partial(record_share, staged.unfinished, self._barrier.rank, ranks),
                 partial(gather_manifest, staged.unfinished, ranks),
                 commit,
-                _report_failure,
+                same_error=True,
             )
         except MusterError:
             save.commitment.give_up()
             raise
-
-
-@contextmanager
-def _report_failure(commitment: Commitment, leave: Callable[[], None] | None = None) -> Iterator[None]:
-    """What is raised here is this rank's failure, and everyone's; or a collective's, so another rank's."""
-    try:
-        yield
-    except MusterError:
-        raise
-    except Exception as error:
-        if not is_own(error, commitment.rank):
-            commitment.give_up()
-        else:
-            commitment.failed(failure_text(error))
-            if leave is not None:
-                with suppress(RuntimeError):  # The others may be gone.
-                    leave()
-        if (reason := commitment.ending(LAST_WORD)) is not None:
-            raise reason from error
-        raise
-    except BaseException as error:
-        commitment.failed(failure_text(error))
-        raise
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.damage import Damage
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import ABSENT, retrying
 from muster.worker.integrations.commit.lookup import Marker, corrupt, find, newest, read
 from muster.worker.integrations.deepspeed.ranks import of_all
 from muster.worker.saves.failure import failure_text
@@ -68,7 +68,7 @@ def _named(folder: Path) -> str | None:
     """Return the tag that ``latest`` names; None if that file is certainly absent."""
     try:
         return retrying(str(folder / LATEST), (folder / LATEST).read_text).strip()
-    except (FileNotFoundError, NotADirectoryError):
+    except ABSENT:
         return None
 
 

@@ -105,7 +105,7 @@ class BucketStorage:
         objects = FsspecObjects(url, self._objects.options)
         return CheckpointBucket(objects, objects.url, self._run_id), name
 
-    def path(self, name: str, beside: Path | str | None = None) -> str:
+    def resolve_name(self, name: str, beside: Path | str | None = None) -> str:
         """Return where the checkpoint is that rank 0 named."""
         check_name(name)
         url = self._objects.url if beside is None else str(beside).rstrip("/").rpartition("/")[0]

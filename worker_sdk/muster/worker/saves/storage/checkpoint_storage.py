@@ -162,7 +162,7 @@ class CheckpointStorage(Protocol):
             OSError: it cannot be looked at.
         """
 
-    def path(self, name: str, beside: Path | str | None = None) -> Path | str:
+    def resolve_name(self, name: str, beside: Path | str | None = None) -> Path | str:
         """Return where the checkpoint is that rank 0 named.
 
         Args:

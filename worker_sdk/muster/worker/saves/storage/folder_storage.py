@@ -18,11 +18,11 @@ from muster.checkpoint.committed import (
     unseal,
 )
 from muster.checkpoint.containment import followed, path_in
-from muster.checkpoint.damage import Damage, DamageError, damage_in
+from muster.checkpoint.damage import DamageError, damage_in
 from muster.checkpoint.digest import Segment
 from muster.checkpoint.directory import CheckpointDirectory, sync, sync_file, write_synced
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
-from muster.checkpoint.retry import retrying
+from muster.checkpoint.retry import ABSENT, exists, retrying
 from muster.checkpoint.source import FolderSource
 from muster.worker.saves.storage.checkpoint_storage import Newest
 from muster.worker.saves.storage.digesting import DigestingFiles
@@ -33,42 +33,29 @@ NOTES = ".ranks"
 UNMARKED = "this process found it damaged, and could not mark it"
 
 
-class FolderStorage:
-    """The checkpoints of one job in a folder.
-
-    Args:
-        folder: it is made if it is not there.
-        run_id: of the job.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-
-    def __init__(self, folder: Path, run_id: str | None = None) -> None:
-        self._directory = CheckpointDirectory(folder, run_id)
+class FolderStorage(CheckpointDirectory):
+    """A folder of checkpoints that torch writes and reads. Arguments and errors are those of the base."""
 
     def take_over(self) -> None:
         """Remove what earlier lives of the job have left, and did not commit."""
-        self._directory.sweep(None)
+        self.sweep(None)
 
     def pending(self, step: int, attempt: SaveAttempt) -> "PendingFolder":
         """Return a save."""
-        return PendingFolder(
-            self._directory, self._directory.unfinished(step, attempt), self._directory.path(step)
-        )
+        return PendingFolder(self, self.unfinished(step, attempt), self.path(step))
 
     def committed(self, step: int) -> Path | None:
         """Return the checkpoint of a step that no other may replace."""
-        path = self._directory.path(step)
-        if not path.exists():
+        path = self.path(step)
+        if not exists(path):
             return None
-        entry = self._directory.entry(path)
+        entry = self.entry(path)
         return None if entry is not None and entry.replaceable else path
 
     def newest(self, excluded: Collection[str]) -> Newest:
         """Return the whole checkpoint that was committed last, and what is damaged."""
         damaged: list[str] = []
-        for entry in reversed(self._directory.entries()):
+        for entry in reversed(self.entries()):
             if entry.whole and str(entry.path) not in excluded:
                 return Newest(entry.made, tuple(damaged))
             damaged.append(f"{entry.path}: {entry.damage or UNMARKED}")
@@ -78,45 +65,27 @@ class FolderStorage:
         """Return what a checkpoint is, here or elsewhere."""
         if "://" in str(path):
             raise ValueError(
-                f"{path} is in a bucket, and this Checkpointer's checkpoints are in "
-                f"{self._directory.folder}. Load it by a Checkpointer of that bucket."
+                f"{path} is in a bucket, and this Checkpointer's checkpoints are in {self.folder}. "
+                "Load it by a Checkpointer of that bucket."
             )
         # A link may be moved during the load: its new target is not to be read, nor marked as damaged.
         path = followed(Path(path))
         if (damage := damage_in(path)) is not None:
             raise DamageError(damage)
         try:
-            return self._directory.read(path)
+            return super().read(path)
         except UncommittedError:
             if (made := _adapters(path)) is None:
                 raise
             return made
 
-    def path(self, name: str, beside: Path | str | None = None) -> Path:
+    def resolve_name(self, name: str, beside: Path | str | None = None) -> Path:
         """Return where the checkpoint is that rank 0 named."""
-        return path_in(self._directory.folder if beside is None else followed(Path(beside)).parent, name)
+        return path_in(self.folder if beside is None else followed(Path(beside)).parent, name)
 
     def source(self, made: Committed) -> FolderSource:
         """Return what a checkpoint's files are read from."""
         return FolderSource(Path(made.path))
-
-    def mark_damaged(self, made: Committed, damage: Damage) -> None:
-        """Record durably that a checkpoint is damaged."""
-        self._directory.mark_damaged(Path(made.path), damage)
-
-    def settle(self, step: int, attempt: SaveAttempt, manifest: ManifestReference) -> bool:
-        """Make sure that an attempt is committed, or never will be; return whether it is."""
-        return self._directory.settle(step, attempt, manifest)
-
-    def sweep(
-        self,
-        keep_last: int | None,
-        decided: SaveAttempt,
-        used: Collection[Path | str],
-        excluded: Collection[str] = (),
-    ) -> None:
-        """Remove what failed saves have left, and all but the checkpoints committed last."""
-        self._directory.sweep(keep_last, decided, used, excluded)
 
 
 def _adapters(path: Path) -> Committed | None:
@@ -126,7 +95,7 @@ def _adapters(path: Path) -> Committed | None:
     """
     try:
         made = committed_by_adapter(unseal(retrying(str(path), (path / MARKER).read_bytes)), path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (*ABSENT, ValueError):
         return None
     return made if made.step != NO_STEP else replace(made, step=0)
 

@@ -50,9 +50,9 @@ class LazyStorage:
         """Return what a checkpoint is."""
         return self._storage.read(path)
 
-    def path(self, name: str, beside: Path | str | None = None) -> Path | str:
+    def resolve_name(self, name: str, beside: Path | str | None = None) -> Path | str:
         """Return where the checkpoint is that rank 0 named."""
-        return self._storage.path(name, beside)
+        return self._storage.resolve_name(name, beside)
 
     def source(self, made: Committed) -> Source:
         """Return what a checkpoint's files are read from."""

@@ -73,6 +73,21 @@ def test_no_rank_loads_what_one_rank_finds_damaged(tmp_path: Path):
             assert "last.ckpt is damaged: __1_0.distcp at offset 0: " in life.logged(rank)
 
 
+@pytest.mark.parametrize("kind", ["ddp", "model_parallel"])
+def test_all_ranks_say_so_if_one_finds_no_checkpoint(tmp_path: Path, kind: str):
+    """Lightning restores before the strategy is set up for one kind, and after it for the other."""
+    with Coordinator(tmp_path) as coordinator:
+        live(coordinator, tmp_path, 0, "committed", kind).end()
+        (tmp_path / "unmounted-1").touch()
+        life = live(coordinator, tmp_path, 1, "committed", kind)
+        life.end()
+        assert said(life) == [[], []]
+        assert (
+            f"rank 0 has {tmp_path / 'last.ckpt'} to resume from, and another rank has none" in life.logged(0)
+        )
+        assert "rank 1 has no checkpoint to resume from, and another rank has one" in life.logged(1)
+
+
 CASES = [
     ("model_parallel", "1", "kill", "before"),
     ("model_parallel", "1", "kill", "after"),

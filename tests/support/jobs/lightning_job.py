@@ -1,7 +1,7 @@
 """A rank of a job that Lightning trains: the arguments of :mod:`.job`, OWN: ``KIND``.
 
 KIND is ``ddp``, ``fsdp`` or ``model_parallel``. The weights are the number of the step that made them. Each
-step is saved under the same name.
+step is saved under the same name. A rank finds no checkpoint if FOLDER has ``unmounted-RANK``.
 """
 
 import os
@@ -134,8 +134,11 @@ def main() -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
+    sees = not (given.folder / f"unmounted-{given.rank}").exists()
     trainer.fit(
-        Model(kind), DataLoader(TensorDataset(torch.ones(1000, 1))), ckpt_path=path if given.life else None
+        Model(kind),
+        DataLoader(TensorDataset(torch.ones(1000, 1))),
+        ckpt_path=path if given.life and sees else None,
     )
 
 

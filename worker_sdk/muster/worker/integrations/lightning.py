@@ -4,7 +4,6 @@ Tried with Lightning 2.6.6, as ``lightning.pytorch``. Where its strategies diffe
 """
 
 import logging
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -43,6 +42,7 @@ from muster.worker.integrations.commit.commitment import (
 )
 from muster.worker.integrations.commit.contents import (
     gather_manifest,
+    is_archive,
     manifest_of_file,
     record_share,
     verify_share,
@@ -155,7 +155,7 @@ def latest(folder: str | Path) -> Path | None:
     for path in entries(Path(folder)):
         if path.name.endswith(".ckpt") and not path.name.startswith("."):
             with suppress(FileNotFoundError):  # It was removed just now.
-                if is_file(path) and find(path) is None and zipfile.is_zipfile(path):
+                if is_file(path) and find(path) is None and is_archive(path):
                     whole[path] = path.stat().st_mtime
     try:
         if (last := lookup.latest(folder)) is not None:
@@ -351,7 +351,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
         try:
             loaded: dict[str, Any] = super().load_checkpoint(found, weights_only)
         except Exception as error:
-            if found.is_file() and not zipfile.is_zipfile(found):
+            if is_file(found) and not is_archive(found):
                 raise UncommittedError(
                     f"{path} is not a whole checkpoint: {error}. It was torn by a program that does not "
                     "commit its checkpoints, or is of another format. Remove it, and resume from another."

@@ -1,5 +1,6 @@
 """A strategy loads only committed, whole checkpoints, and finds the latest one."""
 
+import errno
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -12,11 +13,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
+from muster.checkpoint import retry
 from muster.checkpoint.committed import MARKER, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError
 from muster.checkpoint.directory import write_marker
 from muster.checkpoint.manifest import MANIFEST
 from muster.worker.errors import MusterError
+from muster.worker.integrations.commit import contents
 from muster.worker.integrations.commit.lookup import REPLACED, Marker
 from muster.worker.integrations.lightning import latest
 from tests.support.saves.damage import flip
@@ -30,6 +33,20 @@ def test_a_file_that_is_torn_is_not_loaded(tmp_path: Path, content: bytes):
     with pytest.raises(UncommittedError, match=r"last\.ckpt is not a whole checkpoint"):
         ddp().load_checkpoint(path)
     assert latest(tmp_path) is None
+
+
+def test_file_that_cannot_be_read_is_not_taken_for_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    torch.save(state(1), tmp_path / "theirs.ckpt")
+    monkeypatch.setattr(retry, "DELAYS", (0.0,))
+    with monkeypatch.context() as patched:
+        patched.setattr(contents, "ZipFile", unreadable)
+        with pytest.raises(OSError, match="Input/output error"):
+            latest(tmp_path)
+    assert latest(tmp_path) == tmp_path / "theirs.ckpt"
+
+
+def unreadable(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_a_whole_file_is_loaded_whoever_wrote_it(tmp_path: Path):

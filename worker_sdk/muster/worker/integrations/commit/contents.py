@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile, ZipFile
 from zlib import crc32
 
 from muster.checkpoint.committed import MARKER
@@ -21,6 +22,7 @@ from muster.checkpoint.damage import DAMAGED, KEPT, Damage, DamageError
 from muster.checkpoint.digest import Segment, digest_of
 from muster.checkpoint.directory import sync, sync_file
 from muster.checkpoint.manifest import MANIFEST, FileEntry, Manifest, ManifestReference
+from muster.checkpoint.retry import retrying
 from muster.checkpoint.source import FolderSource, Source, source_of
 from muster.checkpoint.verification import check_present, confirmed, present, read_item, read_manifest
 from muster.worker.saves.storage.rank_note import read_note
@@ -45,6 +47,25 @@ class Piece(NamedTuple):
 
 
 # ---------------------------------------------------------------------- a save
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file is a whole archive, as ``torch.save`` writes. A torn one has no directory.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: it is not there, or cannot be read. ``zipfile.is_zipfile`` takes that for a torn file.
+    """
+
+    def look() -> bool:
+        with path.open("rb") as file, suppress(BadZipFile):
+            ZipFile(file).close()
+            return True
+        return False
+
+    return retrying(str(path), look)
 
 
 def record_share(folder: Path, rank: int, world_size: int) -> int:

@@ -9,7 +9,7 @@ from tests.support.saves.open_files import open_files
 
 
 def state_of(pid: int) -> str | None:
-    """The kernel's letter for a process; None if there is none."""
+    """The kernel's letter for a process; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

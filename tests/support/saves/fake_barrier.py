@@ -11,7 +11,7 @@ from muster.worker.groups.write_report import WriteReport
 
 
 class FakeBarrier(VotingBarrier):
-    """One rank's barrier. It releases whom nothing failed, unless the test decides otherwise.
+    """One rank's barrier. It is released if its rank has not failed, unless the test decides otherwise.
 
     Args:
         prefix: the group.

@@ -46,7 +46,7 @@ class FakeGroup:
             self.changed.notify_all()
 
     def outlast(self, member: "Member") -> None:
-        """A rank does not come until the others, who wait for it, have been told that time is over."""
+        """Let a rank come only after the others have been told that it is too late."""
         with self.changed:
             prefix, sequence = member.prefix, member.sequence
             barrier = self._barriers.setdefault((prefix, sequence), _Barrier())

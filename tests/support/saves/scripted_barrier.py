@@ -19,9 +19,9 @@ class ScriptedBarrier(VotingBarrier):
         self.rank = rank
         self.sequence = 0
         self.timeouts: list[float] = []
-        """Of its votes."""
+        """The timeouts of its votes, in seconds."""
         self.reports: list[WriteReport | None] = []
-        """Of its votes."""
+        """The reports of its votes."""
         self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
 

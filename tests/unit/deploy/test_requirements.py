@@ -63,7 +63,7 @@ def test_there_is_no_torch_in_the_image():
 
 
 def test_everything_is_installed_with_its_hashes():
-    """pip asks for hashes by itself where a file has some; who changes a pin by hand must not lose them."""
+    """pip asks for hashes by itself where a file has some. A pin that is changed by hand must keep them."""
     named: set[str] = set()
     for place in ("Makefile", "dev/generate-stubs.sh", "Dockerfile"):
         text = (ROOT / place).read_text().replace("\\\n", "")

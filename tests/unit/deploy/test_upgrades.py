@@ -34,7 +34,7 @@ def pod_of(cluster: Cluster) -> Manifest:
 
 
 def configuration_of(cluster: Cluster, pod: Manifest) -> str:
-    """What a pod finds in its configuration when it starts, again or anew."""
+    """What a pod finds in its configuration at each start."""
     (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == "config")
     return str(cluster.one("ConfigMap", volume["configMap"]["name"])["data"]["muster.toml"])
 

@@ -38,11 +38,11 @@ def written(message: Message) -> bytes:
 
 
 class Peer(session_pb2_grpc.SessionServiceServicer):
-    """Answers as the coordinator does, or a relay, to whom one rank or one node is all of a run.
+    """Answers as a coordinator or a relay does, for a run of one rank or one node.
 
     Args:
         address: where it listens.
-        replicas: whom its Welcome names.
+        replicas: the addresses that its Welcome names.
     """
 
     def __init__(self, address: str, replicas: tuple[str, ...] = ()) -> None:

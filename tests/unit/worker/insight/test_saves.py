@@ -19,7 +19,7 @@ ONE, TWO = 2**30, 2**30 + 1
 
 @pytest.fixture(autouse=True)
 def _others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes that other tests have left are none of ours."""
+    """Writes that other tests have left do not count."""
     monkeypatch.setattr(saves, "_pids", [])
 
 

@@ -47,7 +47,7 @@ class Job:
         self.group = FakeGroup(ranks)
         self.members = [self.group.member(rank, "checkpoint/dcp") for rank in range(ranks)]
         self.parts: dict[int, set[tuple[int, str]]] = defaultdict(set)
-        """Who has written what, by the number of the save."""
+        """By the number of a save, what each rank has written."""
         self.committed: list[str] = []
 
     def run(self, *programs: list[Does]) -> list[list[bool]]:

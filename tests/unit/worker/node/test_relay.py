@@ -35,7 +35,7 @@ def threads() -> list[str]:
 
 
 def claims() -> list[str]:
-    """What relays say of gRPC to who forks; other tests may have stores that still speak it."""
+    """How relays use gRPC, as the fork guard sees it. Stores of other tests may still use it, too."""
     return [claim.what for claim in fork_guard._usages if claim.what == "a relay"]
 
 

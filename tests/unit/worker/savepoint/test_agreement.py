@@ -99,7 +99,7 @@ class Saves(RuleBasedStateMachine):
     @rule(start=st.integers(0, 1000))
     @precondition(lambda self: any(not trainer.client.alive for trainer in self.trainers))
     def restart(self, start: int) -> None:
-        """The job begins anew, as torchrun begins another round."""
+        """Start the job again, as torchrun does in another round."""
         for trainer in self.trainers:
             if trainer.client.session is not None:
                 trainer.client.die()

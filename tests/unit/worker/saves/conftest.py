@@ -33,8 +33,8 @@ def a_process_of_its_own() -> Iterator[None]:
 def mesh() -> Iterator[DeviceMesh]:
     """This process, as all of a job.
 
-    Its process group is none of gloo's: torch keeps the group for its thread, and a child that is forked from
-    another thread would end it, and hang or die in gloo's destructor.
+    Its process group is not gloo's. torch keeps a group for its thread. A child that is forked from another
+    thread would end the group, and hang or die in gloo's destructor.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))

@@ -301,7 +301,7 @@ def test_mark_of_any_size_keeps_nobody_from_resuming(job: Job, monkeypatch: pyte
 def test_checkpoint_outside_of_the_folder_is_not_loaded(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whoever can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
+    """A process that can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
     elsewhere = tmp_path.with_name(f"{tmp_path.name}-elsewhere") / "step-0000000003"
     shutil.copytree(job.folder / elsewhere.name, elsewhere)
     shutil.rmtree(job.folder / elsewhere.name)

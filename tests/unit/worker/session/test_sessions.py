@@ -64,7 +64,7 @@ def test_ended_session_is_replaced():
 
 
 def test_session_of_an_evicted_process_is_not_replaced():
-    """Else the process would come back as somebody else by making its barrier anew."""
+    """Else the process would come back as another one if it made its barrier again."""
     first = sessions.session_for(CONFIG)
     first.ended = first.dismissed = True  # type: ignore[misc]
     assert sessions.session_for(CONFIG) is first

@@ -1,4 +1,4 @@
-"""Unary calls to whoever leads, on a clock of the test's own."""
+"""Unary calls to the leader, on a clock of the test's own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

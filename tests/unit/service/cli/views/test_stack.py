@@ -1,4 +1,4 @@
-"""How ``muster stack`` is told whom to ask, and what it does with the answer."""
+"""Which ranks ``muster stack`` asks, and what it does with the answer."""
 
 import json
 from collections.abc import Iterator

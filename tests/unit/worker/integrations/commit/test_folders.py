@@ -76,7 +76,7 @@ def test_nothing_is_loaded_where_a_rank_sees_another_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize("told", ["/elsewhere/step-1", "../elsewhere/step-1", ".."])
 def test_name_that_leads_out_of_the_folder_is_not_loaded(tmp_path: Path, told: str):
-    """Whoever can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
+    """A process that can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
     told = told.replace("/elsewhere", str(tmp_path / "elsewhere")) if told.startswith("/") else told
     checkpoint_in(tmp_path / "elsewhere")
     checkpoint_in(tmp_path / "job")

@@ -89,7 +89,7 @@ class Engine(DeepSpeedEngine):  # type: ignore[misc]
         self.local, self.universal = local, universal
         self.destroyed = 0
         self.crash: Exception | None = None
-        """Of its decoupled writer."""
+        """What its decoupled writer raises."""
         self.committed = 0
 
     def use_node_local_storage(self) -> bool:

@@ -205,7 +205,7 @@ def test_interrupt_when_a_plan_is_handed_in_keeps_nobody_waiting(
 def test_a_second_interrupt_does_not_keep_a_save_from_counting(
     made: Checkpointer, monkeypatch: pytest.MonkeyPatch
 ):
-    """Who presses control and C twice, or is told to end twice."""
+    """Control and C are pressed twice, or the process gets two signals to end."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -42,7 +42,7 @@ class Job:
         return made
 
     def heard(self) -> list[list[int] | str]:
-        """What each rank hears of its next save: steps, or why there are none."""
+        """What each rank hears of its next save: the steps, or the reason why it failed."""
         heard: list[list[int] | str] = []
         for rank in self.ranks:
             try:

@@ -398,7 +398,7 @@ STATES = st.lists(
 )
 """By save, what each of three ranks has."""
 OUTAGES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=6)
-"""Who cannot reach the coordinator for so long that it gives up, and at which of its barriers."""
+"""The ranks that cannot reach the coordinator until they give up, and at which of their barriers."""
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,6 +1,6 @@
 """Ranks that train and save at an agreed step, as the SDK does it, against the real core."""
 
-from muster.service.core.saves.saving import PREFIX
+from muster.client.save_votes import PREFIX
 from muster.service.core.vocabulary.model import Decision
 from muster.service.wire import decision_to_pb
 from muster.worker.decision import decision_from_pb

@@ -6,6 +6,7 @@ Only :meth:`Coordinator.step` changes the state. The core owns no clock: the dri
 
 from collections.abc import Iterable
 
+from muster.client.save_votes import PREFIX
 from muster.service.core.barriers import observations
 from muster.service.core.barriers.group import Group
 from muster.service.core.barriers.payload_total import PayloadTotal
@@ -24,7 +25,6 @@ from muster.service.core.retention.retention import FOR_EVER, Retention
 from muster.service.core.retention.unused_payloads import UnusedPayloads
 from muster.service.core.run import Run
 from muster.service.core.save_requests import SaveRequests
-from muster.service.core.saves import saving
 from muster.service.core.saves.saving import Saving
 from muster.service.core.sessions import Sessions
 from muster.service.core.store import Store, Waiter
@@ -346,7 +346,7 @@ class Coordinator:
                 group.arrive(process, event.sequence, event.timeout, arrival, now, effects, after, waited)
             except Refusal as refusal:
                 effects.send(event.session, Refused(refusal, event.prefix, event.sequence, arrival.rank))
-        if event.prefix == saving.PREFIX and self.runs.get(session.run.run_id) is session.run:
+        if event.prefix == PREFIX and self.runs.get(session.run.run_id) is session.run:
             session.run.apply_save_decision(now, effects)
 
     def _abort(self, event: Abort, now: Instant, effects: Effects) -> None:

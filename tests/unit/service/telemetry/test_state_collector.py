@@ -4,8 +4,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from lab import records
+from muster.client.save_votes import PREFIX
 from muster.service.core.retention.retention import USE_RECORD_INTERVAL, Retention
-from muster.service.core.saves.saving import PREFIX
 from muster.service.core.store import KEY_BYTES
 from muster.service.core.vocabulary.events import (
     CloseRun,

@@ -5,13 +5,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from muster.client.save_votes import PREFIX, Phase, SaveVote, parse_vote
 from muster.service.core.saves.notices import key_of
-from muster.service.core.saves.saving import PREFIX
 from muster.service.core.vocabulary.effects import SaveRequested
 from muster.service.core.vocabulary.events import CancelSave, RequestSave
 from muster.service.core.vocabulary.model import SaveState
 from muster.worker.decision import Decision, Outcome
-from muster.worker.savepoint.agreement import AHEAD, Course, Next, Phase, Statement, combine, parse
+from muster.worker.savepoint.agreement import AHEAD, Course, Next, combine
 from muster.worker.session.save_request import SaveAsked
 from tests.support.world.core_world import RUN, WALL, World
 from tests.support.world.trainers import Trainer
@@ -239,7 +239,7 @@ def test_rank_continues_for_two_steps_before_it_waits():
     course = Course(2, 0)
     assert course.after(7) is Next.GO_ON
     course.promise(8)
-    assert parse(course.payload(asked())) == Statement(Phase.AGREE, 8 + AHEAD, 1, stop=False)
+    assert parse_vote(course.payload(asked())) == SaveVote(Phase.AGREE, 8 + AHEAD, 1, stop=False)
     assert [course.after(step) for step in (9, 10, 11)] == [Next.GO_ON, Next.WAIT, Next.WAIT]
     course.promise(7)
     assert course.after(10) is Next.WAIT
@@ -250,11 +250,11 @@ def test_rank_continues_for_two_steps_before_it_waits():
 def test_ranks_agree_on_the_greatest_bound():
     course = Course(2, 0)
     course.promise(8)
-    assert course.agreed(released(course.payload(asked()), Statement(Phase.AGREE, 13, 2, stop=True).encode()))
+    assert course.agreed(released(course.payload(asked()), SaveVote(Phase.AGREE, 13, 2, stop=True).encode()))
     assert [course.after(step) for step in (10, 12, 13, 14)] == [
         *(Next.GO_ON, Next.GO_ON, Next.SAVE, Next.GO_ON)
     ]
-    assert parse(course.payload(asked())) == Statement(Phase.DONE, 13, 2, stop=True)
+    assert parse_vote(course.payload(asked())) == SaveVote(Phase.DONE, 13, 2, stop=True)
 
 
 def test_rank_that_counts_in_tens_saves_at_its_next_step():
@@ -263,11 +263,11 @@ def test_rank_that_counts_in_tens_saves_at_its_next_step():
     assert course.after(30) is Next.WAIT
     course.agreed(released(course.payload(asked())))
     assert course.after(30) is Next.SAVE
-    assert parse(course.payload(asked())) == Statement(Phase.DONE, 30, 1, stop=False)
+    assert parse_vote(course.payload(asked())) == SaveVote(Phase.DONE, 30, 1, stop=False)
 
 
 def test_saves_at_different_steps_are_not_done():
-    words = [Statement(Phase.DONE, step, 1, stop=False).encode() for step in (10, 11)]
+    words = [SaveVote(Phase.DONE, step, 1, stop=False).encode() for step in (10, 11)]
     assert combine(released(*words), Phase.DONE, 2) is None
     assert combine(released(words[0], words[0]), Phase.DONE, 2) is not None
 
@@ -276,10 +276,10 @@ def test_saves_at_different_steps_are_not_done():
     "junk", [b"", b"agree", b"agree 1 1", b"agree x 1 0", b"leave 1 1 0", b"\xff 1 1 0", b"agree 1 1 0 0"]
 )
 def test_unusable_payload_prevents_the_agreement(junk: bytes):
-    good = Statement(Phase.AGREE, 3, 1, stop=False).encode()
+    good = SaveVote(Phase.AGREE, 3, 1, stop=False).encode()
     assert combine(released(good, good), Phase.AGREE, 2) is not None
     assert combine(released(good, junk), Phase.AGREE, 2) is None
-    assert combine(released(good, Statement(Phase.DONE, 3, 1, stop=False).encode()), Phase.AGREE, 2) is None
+    assert combine(released(good, SaveVote(Phase.DONE, 3, 1, stop=False).encode()), Phase.AGREE, 2) is None
     assert combine(released(good), Phase.AGREE, 2) is None
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from lab.patience import PATIENCE
 from muster.client.errors import EnvironmentValueError
+from muster.client.save_votes import PREFIX
 from muster.worker import SavePoint, environment
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.groups.voting import VotingBarrier
 from muster.worker.savepoint import notices, point
-from muster.worker.savepoint.agreement import PREFIX
 from muster.worker.session.save_request import SaveAsked
 from muster.worker.session.session import SessionConfig
 

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.client.save_votes import PREFIX
 from muster.worker.decision import Decision, Outcome
-from muster.worker.savepoint.agreement import PREFIX, Course, Next
+from muster.worker.savepoint.agreement import Course, Next
 from muster.worker.session.save_request import SaveAsked, time_left
 
 deadlines = st.none() | st.integers(1, 200).map(float)

@@ -8,54 +8,20 @@ has saved.
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from muster.client.save_votes import Phase, SaveVote, parse_vote
 from muster.worker.decision import Decision, Outcome
 from muster.worker.session.save_request import SaveAsked
 
-PREFIX = "muster/save"
-"""The group of both barriers; the coordinator knows it, too."""
 AHEAD = 2
 """Steps that a rank continues before it waits for the others. If each step has a collective, no rank is more
 than one step ahead of another. So with one step no two ranks wait for each other; with the second, the
 decision has usually come before a rank has to wait."""
 
 
-class Phase(enum.StrEnum):
-    """What a barrier of the group is about."""
-
-    AGREE = "agree"
-    DONE = "done"
-
-
-class Statement(NamedTuple):
-    """The payload of one rank."""
-
-    phase: Phase
-    step: int
-    """The rank's bound, or the step at which it has saved."""
-    number: int
-    """The number of the newest request that it knows."""
-    stop: bool
-    """Whether that request ends training."""
-
-    def encode(self) -> bytes:
-        """Return the payload: ``PHASE STEP NUMBER STOP``, in ASCII."""
-        return f"{self.phase} {self.step} {self.number} {self.stop:d}".encode("ascii")
-
-
-def parse(payload: bytes) -> Statement | None:
-    """Parse a rank's payload; None if it is not a statement."""
-    try:
-        phase, step, number, stop = payload.decode("ascii").split(" ")
-        return Statement(Phase(phase), int(step), int(number), bool(int(stop)))
-    except ValueError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The combined statements of all ranks."""
+    """The combined votes of all ranks."""
 
     step: int
     number: int
@@ -63,15 +29,15 @@ class Agreed:
 
 
 def combine(decision: Decision, phase: Phase, world_size: int) -> Agreed | None:
-    """Combine the ranks' statements at a barrier.
+    """Combine the ranks' votes at a barrier.
 
     Returns:
         None if the barrier failed, a rank was at the other phase, or they have saved at different steps.
     """
     if decision.outcome is not Outcome.RELEASED:
         return None
-    statements = [parse(payload) for payload in decision.payloads.values()]
-    known = [one for one in statements if one is not None and one.phase is phase]
+    votes = [parse_vote(payload) for payload in decision.payloads.values()]
+    known = [one for one in votes if one is not None and one.phase is phase]
     if len(known) < world_size or (phase is Phase.DONE and len({one.step for one in known}) > 1):
         return None
     return Agreed(
@@ -164,7 +130,7 @@ class Course:
             phase, step, number, stop = Phase.AGREE, self._bound, 0, False
         if asked is not None and not asked.withdrawn:
             number, stop = max(number, asked.number), stop or asked.stop
-        return Statement(phase, step, number, stop).encode()
+        return SaveVote(phase, step, number, stop).encode()
 
     def agreed(self, decision: Decision) -> bool:
         """Apply the decision on a step; False: the ranks have not agreed on one."""

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterable
 from types import TracebackType
 
+from muster.client.save_votes import PREFIX
 from muster.worker.barriers import DEFAULT_INIT_TIMEOUT, GrpcBarrier
 from muster.worker.decision import Outcome
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
-from muster.worker.savepoint.agreement import PREFIX, Course, Next
+from muster.worker.savepoint.agreement import Course, Next
 from muster.worker.savepoint.notices import Notices
 from muster.worker.session.save_request import SaveAsked, time_left
 from muster.worker.transport.fork_guard import start_thread

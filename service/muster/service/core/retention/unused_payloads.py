@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator
 
+from muster.client.save_votes import PREFIX
 from muster.service.core.barriers.group import Group
 from muster.service.core.retention.reaper import RunReaper
 from muster.service.core.retention.retention import USE_RECORD_INTERVAL
 from muster.service.core.run import Run
-from muster.service.core.saves import saving
 from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.model import Instant
 
@@ -67,4 +67,4 @@ class UnusedPayloads:
 
 def _groups(run: Run) -> Iterator[Group]:
     """Return the groups that may lose their payloads. Votes about saves stay: the core reads them."""
-    return (group for prefix, group in run.groups.items() if prefix != saving.PREFIX)
+    return (group for prefix, group in run.groups.items() if prefix != PREFIX)

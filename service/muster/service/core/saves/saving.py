@@ -7,6 +7,7 @@ of ranks. This module keeps the request, and reads from each release what became
 
 from dataclasses import replace
 
+from muster.client.save_votes import PREFIX, Phase, SaveVote, parse_vote
 from muster.service.core.barriers.barrier import OpenBarrier
 from muster.service.core.barriers.group import Group
 from muster.service.core.barriers.observations import PROBE_LEAD
@@ -24,7 +25,7 @@ from muster.service.core.saves.notices import (
     with_notice,
     without_request,
 )
-from muster.service.core.saves.votes import Phase, SaveVote, parse_vote, released_votes
+from muster.service.core.saves.votes import released_votes
 from muster.service.core.timers import WakeUps
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.effects import Delivery, Effects, Notice, ProbeRequest, SaveAsked
@@ -33,8 +34,6 @@ from muster.service.core.vocabulary.model import CoveredSave, Decision, Instant,
 from muster.service.core.vocabulary.records import SaveRecord
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 
-PREFIX = "muster/save"
-"""The group of the barriers at which ranks agree on a save and confirm it."""
 MAX_LATE_BYTES = 4096
 """Bytes of the sentence that names the ranks that are late; the rest is cut."""
 

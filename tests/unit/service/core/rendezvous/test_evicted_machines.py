@@ -1,6 +1,6 @@
 """Evicted machines with several addresses, or with a notice in force."""
 
-from muster.service.core.saves.saving import PREFIX
+from muster.client.save_votes import PREFIX
 from muster.service.core.vocabulary.effects import Evicted, NodeDrained, Refused
 from muster.service.core.vocabulary.events import DrainNode, EvictNode
 from muster.service.core.vocabulary.refusal import Reason

@@ -2,9 +2,9 @@
 
 import pytest
 
+from muster.client.save_votes import PREFIX
 from muster.service.core import views
 from muster.service.core.rendezvous.evictions import MAX_EVICTED, Evictions
-from muster.service.core.saves.saving import PREFIX
 from muster.service.core.vocabulary.effects import Evicted, Message, Refused, SaveRequested
 from muster.service.core.vocabulary.events import EvictNode, RequestSave
 from muster.service.core.vocabulary.model import EvictedNode, NodeStanding

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from muster.client.save_votes import PREFIX
 from muster.service.core.retention.retention import USE_RECORD_INTERVAL
 from muster.service.core.retention.unused_payloads import UnusedPayloads
 from muster.service.core.run import Run
-from muster.service.core.saves import saving
 from muster.service.core.vocabulary.events import Arrival, Arrive
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Instant, Outcome
@@ -115,12 +115,12 @@ def test_runs_are_not_counted_again_before_another_may_be_unused(monkeypatch: py
 def test_votes_about_saves_are_kept():
     world = World(1, limits=MOST)
     client = world.start(0, run="old")
-    client.arrive(saving.PREFIX, payload=b"x" * 10)
+    client.arrive(PREFIX, payload=b"x" * 10)
     client.goodbye()
     release(world, "older", b"x" * 690).goodbye()
     world.wait(2 * USE_RECORD_INTERVAL)
     release(world, "job", b"x" * 101)
-    (vote,) = world.group(saving.PREFIX, run="old").decisions.values()
+    (vote,) = world.group(PREFIX, run="old").decisions.values()
     assert vote.payload_bytes == 10
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.service.core.saves.saving import PREFIX
+from muster.client.save_votes import PREFIX
 from muster.service.core.vocabulary.effects import SaveAsked, SaveRequested
 from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, RequestSave
 from muster.service.core.vocabulary.model import Save, SaveState

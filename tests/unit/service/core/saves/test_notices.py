@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.client.save_votes import PREFIX
 from muster.service.core.saves.notices import MAX_NOTICES, moved, request_of, with_notice, without_request
-from muster.service.core.saves.saving import PREFIX
 from muster.service.core.vocabulary.effects import DrainedRun, NodeDrained, SaveRequested
 from muster.service.core.vocabulary.events import (
     CancelSave,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muster.service.core.saves.saving import PREFIX
+from muster.client.save_votes import PREFIX
 from muster.service.core.vocabulary.effects import Effects, SaveAsked, SaveRequested
 from muster.service.core.vocabulary.events import Arrival, Arrive, CancelSave, Goodbye, Hello, RequestSave
 from muster.service.core.vocabulary.model import Outcome, Save, SaveState

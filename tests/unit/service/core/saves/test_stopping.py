@@ -2,8 +2,8 @@
 
 import pytest
 
+from muster.client.save_votes import PREFIX
 from muster.service.core import views
-from muster.service.core.saves.saving import PREFIX
 from muster.service.core.vocabulary.effects import RunClosed, SaveRequested
 from muster.service.core.vocabulary.events import CloseRun, Goodbye, RequestSave
 from muster.service.core.vocabulary.model import Save, SaveState, Stopped

@@ -165,6 +165,8 @@ def watched_job(folder: Path, *, steps: int, pace: float, interval: float) -> It
         until(lambda: bool(prometheus.query("muster_coordinator_epoch == 1")))
         coordinator.stop()
         coordinator.start()
+        # It answers before it leads, and refuses keepers until then.
+        until(lambda: bool(prometheus.query("muster_coordinator_epoch == 2")))
         agents = [job.agent("2") for _ in range(2)]
         keepers = [Keeper(channel, number, 3, run_id=RUN, domain=f"rack-{number}") for number in range(3)]
         save(keepers, 40, 1, persisted_as="s3://bucket/job1/step-40")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.measuring.arguments import add_report_arguments
 from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.measuring.measure import MeasurementError, Options, measure
 from benchmarks.measuring.report import page, summary_table
@@ -41,11 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each cell; the median counts")
     parser.add_argument("--load-processes", type=int, default=4, help="processes that play the ranks")
     parser.add_argument("--ranks-per-connection", type=int, default=1, help="for the systems over gRPC")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/barrier.json"))
-    parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"), help="where page and chart go")
-    parser.add_argument(
-        "--render-only", action="store_true", help="measure nothing; report on --output again"
-    )
+    add_report_arguments(parser, "barrier")
     return parser.parse_args()
 
 

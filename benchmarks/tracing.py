@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import psutil
 
+from benchmarks.measuring.arguments import add_report_arguments
 from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.measuring.measure import MeasurementError, Options, Sample, measure
 from benchmarks.measuring.report import table
@@ -63,11 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=6, help="measurements with tracing, and without")
     parser.add_argument("--load-processes", type=int, default=2, help="processes that play the ranks")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tracing.json"))
-    parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"), help="where the page goes")
-    parser.add_argument(
-        "--render-only", action="store_true", help="measure nothing; report on --output again"
-    )
+    add_report_arguments(parser, "tracing")
     return parser.parse_args()
 
 

@@ -1,6 +1,7 @@
 """The votes by which ranks agree on a step to save at, as payloads of barriers."""
 
 import enum
+from collections.abc import Iterable
 from typing import NamedTuple
 
 PREFIX = "muster/save"
@@ -40,3 +41,20 @@ def parse_vote(payload: bytes) -> SaveVote | None:
     except ValueError:
         return None
     return vote if 0 <= vote.step <= MAX_INT64 and 0 <= vote.number <= MAX_INT64 else None
+
+
+def votes_of_all(payloads: Iterable[bytes], required: int) -> list[SaveVote]:
+    """Return the votes of all ranks at a released barrier.
+
+    Args:
+        payloads: those of the ranks.
+        required: the number of ranks.
+
+    Returns:
+        Empty if a vote is missing or malformed, if the phases differ, or if ranks saved at different steps.
+    """
+    votes = [vote for payload in payloads if (vote := parse_vote(payload)) is not None]
+    if len(votes) != required or len({vote.phase for vote in votes}) != 1:
+        return []
+    saved_apart = votes[0].phase is Phase.DONE and len({vote.step for vote in votes}) > 1
+    return [] if saved_apart else votes

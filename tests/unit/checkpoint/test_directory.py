@@ -155,13 +155,18 @@ def test_a_checkpoint_that_cannot_be_removed_does_no_harm(
     assert "cannot be removed" in caplog.text
 
 
+def link_to_the_older_of_two(folder: CheckpointDirectory) -> Path:
+    for step in range(2):
+        commit(folder, step)
+    link = folder.folder.parent / "linked"
+    link.symlink_to(folder.path(0))
+    return link
+
+
 def test_sweep_keeps_a_used_checkpoint_if_its_path_cannot_be_resolved_at_first(
     folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
 ):
-    for step in range(2):
-        commit(folder, step)
-    used = folder.folder.parent / "linked"
-    used.symlink_to(folder.path(0))
+    used = link_to_the_older_of_two(folder)
     faults = StatFaults(monkeypatch, used, times=1)
     folder.sweep(1, used=[used])
     assert faults.struck == 1
@@ -171,10 +176,7 @@ def test_sweep_keeps_a_used_checkpoint_if_its_path_cannot_be_resolved_at_first(
 def test_sweep_removes_nothing_if_a_used_path_cannot_be_resolved(
     folder: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
 ):
-    for step in range(2):
-        commit(folder, step)
-    used = folder.folder.parent / "linked"
-    used.symlink_to(folder.path(0))
+    used = link_to_the_older_of_two(folder)
     with monkeypatch.context() as patched:
         StatFaults(patched, used)
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import io
 import shutil
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -21,6 +20,7 @@ from muster.keeper.file_store import FileStore, QuotaError, wait_for_all
 from muster.keeper.folder import KeeperFolder
 from muster.keeper.transport import AbsentError, TransportError
 from muster.keeper.vocabulary import HEAD, Location, Order, Orders
+from tests.support.keeping.bytes_stream import BytesStream
 from tests.support.keeping.checkpoints import MadeCheckpoint, made_checkpoint
 
 PEER = "http://node-1:1"
@@ -41,7 +41,7 @@ class Peers:
         self.open_now.set()
         self.kept: set[str] = set()
 
-    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> "Bytes":
+    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> BytesStream:
         name = path.rpartition("/")[2]
         self.asked.append((url, name))
         self.was_asked.set()
@@ -50,23 +50,10 @@ class Peers:
             raise TransportError(f"{url} does not answer")
         if name not in self.files[url]:
             raise AbsentError(f"{url} has no {name}")
-        return Bytes(self.files[url][name][offset:][:length])
+        return BytesStream(self.files[url][name][offset:][:length])
 
     def keep_only(self, urls: Collection[str]) -> None:
         self.kept = set(urls)
-
-
-class Bytes:
-    """A stream of bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = io.BytesIO(data)
-
-    def read_into(self, buffer: memoryview) -> int:
-        return self._data.readinto(buffer)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture

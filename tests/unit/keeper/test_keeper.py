@@ -1,7 +1,6 @@
 """A keeper retries failed actions, and keeps connections only to keepers that it may ask again."""
 
 import asyncio
-import io
 import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from muster.keeper.persisting.destination import LostFilesError
 from muster.keeper.reporting import MAX_HOLDINGS
 from muster.keeper.transport import Stream, Transport, TransportError
 from muster.keeper.vocabulary import Head, LocalCheckpoint, Location, Order, Orders, Peers
+from tests.support.keeping.bytes_stream import BytesStream
 from tests.support.keeping.checkpoints import MadeCheckpoint, made_checkpoint
 
 SOURCE = "http://node-1:1"
@@ -78,23 +78,10 @@ class OneSource:
     def __init__(self, made: MadeCheckpoint) -> None:
         self._made = made
 
-    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> "BytesStream":
+    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> BytesStream:
         return BytesStream(self._made.files[path.rpartition("/")[2]][offset:][:length])
 
     def keep_only(self, urls: Collection[str]) -> None:
-        pass
-
-
-class BytesStream:
-    """Sends bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = io.BytesIO(data)
-
-    def read_into(self, buffer: memoryview) -> int:
-        return self._data.readinto(buffer)
-
-    def close(self) -> None:
         pass
 
 

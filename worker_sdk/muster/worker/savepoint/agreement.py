@@ -9,7 +9,7 @@ has saved.
 import enum
 from dataclasses import dataclass
 
-from muster.client.save_votes import Phase, SaveVote, parse_vote
+from muster.client.save_votes import Phase, SaveVote, votes_of_all
 from muster.worker.decision import Decision, Outcome
 from muster.worker.session.save_request import SaveAsked
 
@@ -36,14 +36,13 @@ def combine(decision: Decision, phase: Phase, world_size: int) -> Agreed | None:
     """
     if decision.outcome is not Outcome.RELEASED:
         return None
-    votes = [parse_vote(payload) for payload in decision.payloads.values()]
-    known = [one for one in votes if one is not None and one.phase is phase]
-    if len(known) < world_size or (phase is Phase.DONE and len({one.step for one in known}) > 1):
+    votes = votes_of_all(decision.payloads.values(), world_size)
+    if not votes or votes[0].phase is not phase:
         return None
     return Agreed(
-        max(one.step for one in known),
-        max(one.number for one in known),
-        any(one.stop for one in known),
+        max(one.step for one in votes),
+        max(one.number for one in votes),
+        any(one.stop for one in votes),
     )
 
 

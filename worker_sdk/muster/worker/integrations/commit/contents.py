@@ -58,14 +58,11 @@ def is_archive(path: Path) -> bool:
     Raises:
         OSError: it is not there, or cannot be read. ``zipfile.is_zipfile`` takes that for a torn file.
     """
-
-    def look() -> bool:
-        with path.open("rb") as file, suppress(BadZipFile):
-            ZipFile(file).close()
-            return True
+    try:
+        retrying(str(path), lambda: ZipFile(path).close())
+    except BadZipFile:
         return False
-
-    return retrying(str(path), look)
+    return True
 
 
 def record_share(folder: Path, rank: int, world_size: int) -> int:

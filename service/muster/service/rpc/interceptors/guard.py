@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,7 +18,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.interceptors.open_reads import OPEN_REQUEST_BYTES, OpenReads
 from muster.service.rpc.interceptors.open_reads import READ_TIMEOUT as OPEN_READ_TIMEOUT
 from muster.service.rpc.interceptors.refusals import Continuation, Parse, parsed
-from muster.service.rpc.interceptors.unsent import Answers, log_slow_reader
+from muster.service.rpc.interceptors.unsent import Answers, NoPlace, log_slow_reader
 from muster.service.security import access
 from muster.service.security.access import Access
 from muster.service.security.audit import CALL
@@ -53,6 +53,8 @@ class Admission:
     peer: str = ""
     validity: asyncio.Timeout | None = field(default=None, compare=False)
     """Expires when the caller's token is no longer valid; None: there is no token."""
+    answers: Answers | None = field(default=None, compare=False)
+    """The limits of unread answers; None: the answer has its place already, or nothing limits it."""
 
     @property
     def has_ended(self) -> bool:
@@ -67,6 +69,18 @@ class Admission:
         """
         if self.grant is not None:
             access.check_run(self.grant, run_id)
+
+    def check_place(self, size: int) -> None:
+        """Check that an answer may be in memory beside other unread answers. Call it before making it.
+
+        Args:
+            size: bytes of the answer's payloads.
+
+        Raises:
+            NoPlace: it may not be. The guard refuses the call, or repeats it once there is a place.
+        """
+        if self.answers is not None and size > SMALL and not self.answers.has_place(size, self.peer):
+            raise NoPlace(size)
 
     def shows(self, run_id: str) -> bool:
         """Return whether the caller may see a run."""
@@ -159,7 +173,7 @@ class _Guarded:
             await self.traffic.pace_peer(peer)
             if not self._is_open:
                 await self.traffic.pace_all()
-            admission = Admission(grant, self.traffic, peer, validity)
+            admission = Admission(grant, self.traffic, peer, validity, self.answers)
             ADMISSION.set(admission)
             try:
                 yield admission
@@ -227,56 +241,75 @@ class _Guarded:
                 f"the request to {self.method} did not come within {seconds:g} s. Send it whole.",
             ) from None
 
-    async def _respond(
-        self, admission: Admission, response: Any, context: Any, again: Again | None = None
-    ) -> None:
+    async def _respond(self, admission: Admission, response: Any, context: Any) -> None:
+        """Write a response.
+
+        Raises:
+            NoPlace: it is large, and there is no place for it in memory beside other unread ones.
+        """
         if admission.grant is not None:
             response = access.filtered(admission.grant, self._rule, response)
         if response is not None:
             made = [self.serialize(response)]
             del response  # Do not keep the response in memory beside its bytes.
-            await self._write(admission, made, context, again)
-        if (call := CALL.get()) is not None:
-            call.answer()
+            if (size := len(made[0])) <= SMALL:
+                await context.write(made.pop())
+            else:
+                with self.answers.place(size, admission.peer):
+                    await self._write(admission, made, context)
+        _audit_answer()
 
-    async def _write(
-        self, admission: Admission, made: list[bytes], context: Any, again: Again | None
+    async def _respond_later(
+        self, admission: Admission, size: int, context: Any, again: Again | None = None
     ) -> None:
-        """Write an answer.
+        """Wait for a place for a response, and make it then. A whole job may wait for one key at one address.
 
         Args:
             admission: the caller's.
-            made: a list of the answer. The answer is taken out, because a refusal keeps this frame alive.
+            size: bytes of the response when it had no place.
             context: the call's context.
-            again: makes the answer again; None: that would change something.
+            again: makes the response; None: that would change something.
+
+        Raises:
+            Refusal: SLOW_CONSUMER: there was no place in time, or the call cannot be repeated.
         """
-        size = len(made[0])
-        if size <= SMALL:
-            await context.write(made.pop())
-            return
-        caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
-        reader = f"{caller} ({self.method})"
+        made: list[bytes] = []
+        while again is not None and await self.answers.until_place(size, admission.peer):
+            with self.answers.place(size, admission.peer):
+                ADMISSION.set(replace(admission, answers=None))
+                made.append(self.serialize(await again()))
+                if len(made[0]) <= size + SMALL:
+                    await self._write(admission, made, context)
+                    _audit_answer()
+                    return
+                size = len(made.pop())
+        raise self.answers.refusal(admission.peer, self._reader(admission))
+
+    async def _write(self, admission: Admission, made: list[bytes], context: Any) -> None:
+        """Write a large answer that has a place. It leaves its list, because a refusal keeps frames alive."""
         try:
-            # A whole job may wait for one key behind one address. Answers without a place are made later.
-            while again is not None and not self.answers.has_place(size, admission.peer):
-                made.clear()
-                async with self.answers.place(size, admission.peer, reader, waits=True):
-                    made.append(self.serialize(await again()))
-                    larger, size = len(made[0]) > size, len(made[0])
-                    if not larger:
-                        await self.writes.write(context, size, made.pop, lambda: reader)
-                        return
-            async with self.answers.place(size, admission.peer, reader):
-                await self.writes.write(context, size, made.pop, lambda: reader)
+            await self.writes.write(context, len(made[0]), made.pop, lambda: self._reader(admission))
         finally:
             made.clear()
+
+    def _reader(self, admission: Admission) -> str:
+        """Return the caller's name, for people."""
+        caller = f"{admission.grant.name} at {admission.peer}" if admission.grant else admission.peer
+        return f"{caller} ({self.method})"
 
     def unary(self, behavior: Any) -> Any:
         async def call(_: object, context: Any) -> None:
             async with self._admitted(context) as admission:
                 request = await self._request(admission, context)
+                try:
+                    await self._respond(admission, await behavior(request, context), context)
+                except NoPlace as full:
+                    size = full.size
+                else:
+                    return
+                # Outside of the handler, because the exception refers to the frame that holds the answer.
                 again = partial(behavior, request, context) if self.method in access.READS else None
-                await self._respond(admission, await behavior(request, context), context, again)
+                await self._respond_later(admission, size, context, again)
 
         return call
 
@@ -284,12 +317,22 @@ class _Guarded:
         async def call(_: object, context: Any) -> None:
             with self.traffic.stream(address_of(context.peer())):
                 async with self._admitted(context) as admission:
-                    async for response in behavior(await self._request(admission, context), context):
-                        answer = [response]
-                        del response
-                        await self._respond(admission, answer.pop(), context)
+                    request = await self._request(admission, context)
+                    await self._respond_each(admission, behavior(request, context), context)
 
         return call
+
+    async def _respond_each(self, admission: Admission, responses: AsyncIterator[Any], context: Any) -> None:
+        try:
+            async for response in responses:
+                answer = [response]
+                del response  # Do not keep it in memory beside its bytes, nor until the next one.
+                await self._respond(admission, answer.pop(), context)
+        except NoPlace as full:
+            size = full.size
+        else:
+            return
+        await self._respond_later(admission, size, context)
 
     def session(self, behavior: Any) -> Any:
         async def call(requests: Any, context: Any) -> None:
@@ -303,10 +346,8 @@ class _Guarded:
         async def call(_: object, context: Any) -> None:
             with self.traffic.stream(address_of(context.peer()), "dialogue"):
                 async with self._admitted(context) as admission:
-                    async for response in behavior(self._requests(admission, context), context):
-                        answer = [response]
-                        del response  # Do not keep it in memory beside its bytes, nor until the next one.
-                        await self._respond(admission, answer.pop(), context)
+                    responses = behavior(self._requests(admission, context), context)
+                    await self._respond_each(admission, responses, context)
 
         return call
 
@@ -316,3 +357,9 @@ class _Guarded:
             made = [self._checked(admission, data)]
             del data
             yield made.pop()  # This frame keeps no request while it waits for the next.
+
+
+def _audit_answer() -> None:
+    """Tell the audit log that the current call was answered."""
+    if (call := CALL.get()) is not None:
+        call.answer()

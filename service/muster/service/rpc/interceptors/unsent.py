@@ -1,8 +1,8 @@
 """Limits the memory for answers that wait for their readers, and refuses slow readers."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from weakref import WeakValueDictionary
 
 import structlog
@@ -44,6 +44,18 @@ def slow_reader(reader: str, held: str, size: int) -> Refusal:
     )
 
 
+class NoPlace(Exception):
+    """A large answer has no place in memory beside other unread answers.
+
+    Args:
+        size: bytes of the answer.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"no place for an answer of {size:,} bytes")
+        self.size = size
+
+
 class Answers:
     """Admits large answers to calls to memory.
 
@@ -63,37 +75,45 @@ class Answers:
         """Return whether an answer may be in memory beside the others."""
         return self._budget.has_room(size, address)
 
-    @asynccontextmanager
-    async def place(
-        self, size: int, address: str, reader: str, *, waits: bool = False
-    ) -> AsyncIterator[None]:
+    @contextmanager
+    def place(self, size: int, address: str) -> Iterator[None]:
         """Reserve memory for an answer within this block.
 
         Args:
             size: bytes of the answer.
             address: the caller's address.
-            reader: the caller, for people.
-            waits: whether to wait for a place. If so, the answer must not be in memory yet.
 
         Raises:
-            Refusal: SLOW_CONSUMER: there is no place.
+            NoPlace: there is none.
         """
-        if waits:
-            await self._wait(size, address)
         if not self.has_place(size, address):
-            held = self._budget.held(address)
-            raise slow_reader(reader, f"answers of {held:,} bytes", held)
+            raise NoPlace(size)
         try:
             with self._budget.hold(size, address):
                 yield
         finally:
             self._fewer.set()
 
-    async def _wait(self, size: int, address: str) -> None:
-        """Wait for a limited time until an answer has a place, in the order of the address's answers."""
+    async def until_place(self, size: int, address: str) -> bool:
+        """Wait for a limited time until an answer has a place, in the order of the address's answers.
+
+        Returns:
+            Whether it has one. Reserve it before anything else is awaited.
+        """
         async with self._turns.setdefault(address, asyncio.Lock()):
             with suppress(TimeoutError):
                 async with asyncio.timeout(PLACE_TIMEOUT):
                     while not self.has_place(size, address):
                         self._fewer.clear()
                         await self._fewer.wait()
+            return self.has_place(size, address)
+
+    def refusal(self, address: str, reader: str) -> Refusal:
+        """Return the refusal of an answer that has no place, and log it.
+
+        Args:
+            address: the caller's address.
+            reader: the caller, for people.
+        """
+        held = self._budget.held(address)
+        return slow_reader(reader, f"answers of {held:,} bytes", held)

@@ -52,7 +52,9 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
                     arrival=Arrival(request.rank, request.payload, failure, report),
                 )
             )
-            return self._response(await call.answer())
+            decision = await call.answer()
+        ADMISSION.get().check_place(sum(len(data) for _, data in decision.payloads))
+        return self._response(decision)
 
     def _response(self, decision: Decision) -> barrier_pb2.ArriveResponse:
         if self._answered is None or self._answered[0] is not decision:

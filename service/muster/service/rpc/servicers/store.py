@@ -11,6 +11,7 @@ from muster.service.draining import DRAINING
 from muster.service.driver import Driver
 from muster.service.rpc import codec
 from muster.service.rpc.call import Call, LongPolls
+from muster.service.rpc.interceptors.guard import ADMISSION
 from muster.v1 import store_pb2 as pb
 from muster.v1 import store_pb2_grpc
 
@@ -56,6 +57,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):
         """Wait for keys, and read them."""
         keys = codec.at_most("keys", request.keys)
         found = await self._wait(request.run_id, ops.Get(keys, request.timeout_ms / 1000), ops.Values)
+        ADMISSION.get().check_place(sum(map(len, found.values)))
         return pb.StoreServiceGetResponse(values=found.values)
 
     async def Wait(self, request: pb.WaitRequest, context: Any) -> pb.WaitResponse:  # noqa: N802

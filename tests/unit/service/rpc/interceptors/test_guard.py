@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import hashlib
-import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +20,6 @@ from muster.service.rpc.interceptors.guard import (
 )
 from muster.service.rpc.interceptors.open_reads import BARRED_SECONDS, MAX_READS, OPEN_REQUEST_BYTES
 from muster.service.rpc.interceptors.open_reads import READ_TIMEOUT as OPEN_READ_TIMEOUT
-from muster.service.rpc.interceptors.unsent import Answers
 from muster.service.security.access import Access
 from muster.service.security.config import TrafficLimits
 from muster.service.security.grants import Grant, Role
@@ -140,46 +138,6 @@ async def test_caller_is_known_before_its_request_is_parsed():
     with pytest.raises(Refusal) as caught:
         await world.get(b"\xff" * 9)
     assert caught.value.reason is Reason.INVALID_ARGUMENT
-
-
-class LargeAnswer(bytearray):
-    """Bytes that can be watched by a weak reference."""
-
-
-async def test_refusal_does_not_keep_an_unread_answer_in_memory():
-    world = World()
-    world.interceptor.answers = Answers(most_of_one=1_500_000)
-    answers: list[weakref.ref[LargeAnswer]] = []
-    writing, unread = asyncio.Event(), asyncio.Event()
-
-    async def behavior(request: Any, context: Any) -> Any:
-        return run_pb2.RunServiceGetResponse()
-
-    def serialize(_: object) -> LargeAnswer:
-        answer = LargeAnswer(1_000_000)
-        answers.append(weakref.ref(answer))
-        return answer
-
-    class Unread(Context):
-        async def write(self, response: Any) -> None:
-            writing.set()
-            await unread.wait()
-
-    made: Any = grpc.unary_unary_rpc_method_handler(
-        behavior,
-        run_pb2.RunServiceGetRequest.FromString,
-        serialize,  # type: ignore[arg-type]
-    )
-    handler = await world.handler(GET, made)
-    data = get("a-1").SerializeToString()
-    first = asyncio.create_task(handler.stream_stream(None, Unread(data)))
-    await writing.wait()
-    with pytest.raises(Refusal) as caught:
-        await handler.stream_stream(None, Unread(data))
-    assert caught.value.reason is Reason.SLOW_CONSUMER
-    assert answers[1]() is None
-    unread.set()
-    await first
 
 
 async def test_request_for_another_run_is_not_carried_out():

@@ -84,7 +84,7 @@ class Answers:
             address: the caller's address.
 
         Raises:
-            NoPlace: there is none.
+            NoPlace: it would exceed a limit.
         """
         if not self.has_place(size, address):
             raise NoPlace(size)

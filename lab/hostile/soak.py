@@ -33,6 +33,8 @@ CONNECTIONS = 32
 """Limit of one address: enough for 16 processes of a node and its agent."""
 GATHERED_BYTES = 32 << 20
 """Limit of the payloads of all runs."""
+STORE_BYTES = 34 << 20
+"""Limit of the store of one run. It has room for 32 values of 1 MiB."""
 SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at the memory."""
 HONEST = "lab.hostile.honest"
@@ -184,6 +186,7 @@ class Soak:
             f"--max-messages-per-second-per-peer={MESSAGES_PER_SECOND}",
             f"--max-connections-per-peer={CONNECTIONS}",
             f"--max-total-gather-bytes={GATHERED_BYTES}",
+            f"--max-store-bytes={STORE_BYTES}",
         )
         self.coordinator = self.stack.enter_context(
             Coordinator(

@@ -10,9 +10,9 @@ import structlog
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.serving.budget import ByteBudget
 
-MAX_ANSWER_BYTES = 32 << 20
+MAX_ANSWER_BYTES = 24 << 20
 """Size limit of all unread answers to calls."""
-MAX_ANSWER_BYTES_PER_ADDRESS = 24 << 20
+MAX_ANSWER_BYTES_PER_ADDRESS = 17 << 20
 """Size limit of the unread answers to one address: two of the largest, of a little more than 8 MiB. One is
 written, and the other waits in ``muster.serving.writes``, which then ends the connection of a reader that
 takes none."""

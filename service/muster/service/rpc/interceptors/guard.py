@@ -79,8 +79,8 @@ class Admission:
         Raises:
             NoPlace: it may not be. The guard refuses the call, or repeats it once there is a place.
         """
-        if self.answers is not None and size > SMALL and not self.answers.has_place(size, self.peer):
-            raise NoPlace(size)
+        if self.answers is not None and size > SMALL:
+            self.answers.check_place(size, self.peer)
 
     def shows(self, run_id: str) -> bool:
         """Return whether the caller may see a run."""
@@ -259,20 +259,29 @@ class _Guarded:
                     await self._write(admission, made, context)
         _audit_answer()
 
-    async def _respond_later(
-        self, admission: Admission, size: int, context: Any, again: Again | None = None
+    async def _or_later(
+        self, respond: Awaitable[None], admission: Admission, context: Any, again: Again | None = None
     ) -> None:
-        """Wait for a place for a response, and make it then. A whole job may wait for one key at one address.
+        """Respond. If a large response has no place, wait for one, and make the response then.
+
+        A whole job may wait for one key at one address.
 
         Args:
+            respond: writes the responses.
             admission: the caller's.
-            size: bytes of the response when it had no place.
             context: the call's context.
-            again: makes the response; None: that would change something.
+            again: makes the response again; None: that would change something.
 
         Raises:
             Refusal: SLOW_CONSUMER: there was no place in time, or the call cannot be repeated.
         """
+        try:
+            await respond
+        except NoPlace as full:
+            size = full.size
+        else:
+            return
+        # Outside of the handler, because the exception refers to the frame that holds the answer.
         made: list[bytes] = []
         while again is not None and await self.answers.until_place(size, admission.peer):
             with self.answers.place(size, admission.peer):
@@ -301,15 +310,13 @@ class _Guarded:
         async def call(_: object, context: Any) -> None:
             async with self._admitted(context) as admission:
                 request = await self._request(admission, context)
-                try:
-                    await self._respond(admission, await behavior(request, context), context)
-                except NoPlace as full:
-                    size = full.size
-                else:
-                    return
-                # Outside of the handler, because the exception refers to the frame that holds the answer.
-                again = partial(behavior, request, context) if self.method in access.READS else None
-                await self._respond_later(admission, size, context, again)
+                ask = partial(behavior, request, context)
+
+                async def respond() -> None:
+                    await self._respond(admission, await ask(), context)
+
+                reads = self.method in access.READS
+                await self._or_later(respond(), admission, context, ask if reads else None)
 
         return call
 
@@ -317,22 +324,18 @@ class _Guarded:
         async def call(_: object, context: Any) -> None:
             with self.traffic.stream(address_of(context.peer())):
                 async with self._admitted(context) as admission:
-                    request = await self._request(admission, context)
-                    await self._respond_each(admission, behavior(request, context), context)
+                    responses = behavior(await self._request(admission, context), context)
+                    await self._or_later(
+                        self._respond_each(admission, responses, context), admission, context
+                    )
 
         return call
 
     async def _respond_each(self, admission: Admission, responses: AsyncIterator[Any], context: Any) -> None:
-        try:
-            async for response in responses:
-                answer = [response]
-                del response  # Do not keep it in memory beside its bytes, nor until the next one.
-                await self._respond(admission, answer.pop(), context)
-        except NoPlace as full:
-            size = full.size
-        else:
-            return
-        await self._respond_later(admission, size, context)
+        async for response in responses:
+            answer = [response]
+            del response  # Do not keep it in memory beside its bytes, nor until the next one.
+            await self._respond(admission, answer.pop(), context)
 
     def session(self, behavior: Any) -> Any:
         async def call(requests: Any, context: Any) -> None:
@@ -347,7 +350,9 @@ class _Guarded:
             with self.traffic.stream(address_of(context.peer()), "dialogue"):
                 async with self._admitted(context) as admission:
                     responses = behavior(self._requests(admission, context), context)
-                    await self._respond_each(admission, responses, context)
+                    await self._or_later(
+                        self._respond_each(admission, responses, context), admission, context
+                    )
 
         return call
 

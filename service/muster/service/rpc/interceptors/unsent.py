@@ -75,6 +75,15 @@ class Answers:
         """Return whether an answer may be in memory beside the others."""
         return self._budget.has_room(size, address)
 
+    def check_place(self, size: int, address: str) -> None:
+        """Check that an answer may be in memory beside the others.
+
+        Raises:
+            NoPlace: it would exceed a limit.
+        """
+        if not self.has_place(size, address):
+            raise NoPlace(size)
+
     @contextmanager
     def place(self, size: int, address: str) -> Iterator[None]:
         """Reserve memory for an answer within this block.
@@ -86,8 +95,7 @@ class Answers:
         Raises:
             NoPlace: it would exceed a limit.
         """
-        if not self.has_place(size, address):
-            raise NoPlace(size)
+        self.check_place(size, address)
         try:
             with self._budget.hold(size, address):
                 yield

@@ -1,6 +1,7 @@
 """BarrierService: barriers for callers without a session, and for people."""
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 from muster.service.core import barrier_views
@@ -17,14 +18,27 @@ MAX_HISTORY = 1_000
 """Decided barriers of one group that List shows at most."""
 
 
+class _Outcome:
+    """A decision and its response, which is made at most once."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.payload_bytes = decision.payload_bytes
+
+    @cached_property
+    def response(self) -> barrier_pb2.ArriveResponse:
+        """The response to every rank."""
+        return barrier_pb2.ArriveResponse(decision=decision_to_pb(self.decision))
+
+
 class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
     """Serves ``muster.v1.BarrierService``."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._polls = LongPolls(driver)
-        self._answered: tuple[Decision, barrier_pb2.ArriveResponse] | None = None
-        """The newest decision and its response: all ranks ask for the same one, and payloads may be large."""
+        self._newest: _Outcome | None = None
+        """All ranks ask for the same outcome, and payloads may be large."""
 
     async def Arrive(  # noqa: N802
         self, request: barrier_pb2.ArriveRequest, context: Any
@@ -52,14 +66,13 @@ class BarrierServicer(barrier_pb2_grpc.BarrierServiceServicer):
                     arrival=Arrival(request.rank, request.payload, failure, report),
                 )
             )
-            decision = await call.answer()
-        ADMISSION.get().check_place(sum(len(data) for _, data in decision.payloads))
-        return self._response(decision)
+            return self._response(await call.answer())
 
     def _response(self, decision: Decision) -> barrier_pb2.ArriveResponse:
-        if self._answered is None or self._answered[0] is not decision:
-            self._answered = decision, barrier_pb2.ArriveResponse(decision=decision_to_pb(decision))
-        return self._answered[1]
+        if self._newest is None or self._newest.decision is not decision:
+            self._newest = _Outcome(decision)
+        ADMISSION.get().check_place(self._newest.payload_bytes)
+        return self._newest.response
 
     async def Abort(  # noqa: N802
         self, request: barrier_pb2.AbortRequest, context: Any

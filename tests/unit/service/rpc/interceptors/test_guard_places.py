@@ -13,15 +13,12 @@ from muster.service.rpc.interceptors.unsent import Answers
 from muster.v1 import store_pb2
 from tests.support.world.virtual_time import in_virtual_time
 from tests.unit.service.rpc.interceptors.test_guard import Context, World
+from tests.unit.service.rpc.interceptors.test_guard_memory import Watched
 
 GET = "/muster.v1.StoreService/Get"
 APPEND = "/muster.v1.StoreService/Append"
 OPERATE = "/muster.v1.StoreService/Operate"
 SIZE = 1_000_000
-
-
-class LargeAnswer(bytearray):
-    """Bytes that can be watched by a weak reference."""
 
 
 class Unread(Context):
@@ -39,7 +36,7 @@ class Unread(Context):
 
 
 class Store:
-    """Handlers whose answers have 1 MB. One of them has a place.
+    """Handlers with answers of 1 MB. There is a place for one answer.
 
     Args:
         checks: whether the handlers check the place before they make an answer.
@@ -50,7 +47,7 @@ class Store:
         self.world.interceptor.answers = Answers(most_of_one=SIZE + 1)
         self.checks = checks
         self.asked = 0
-        self.made: list[weakref.ref[LargeAnswer]] = []
+        self.made: list[weakref.ref[Watched]] = []
         self.reads = asyncio.Event()
 
     async def _get(self, request: Any, context: Any) -> Any:
@@ -63,25 +60,28 @@ class Store:
         async for request in requests:
             yield await self._get(request, context)
 
-    def _serialize(self, _: object) -> LargeAnswer:
-        answer = LargeAnswer(SIZE)
+    def _serialize(self, _: object) -> Watched:
+        answer = Watched(SIZE)
         self.made.append(weakref.ref(answer))
         return answer
 
     async def call(self, method: str) -> Unread:
-        """Call a method, and return the context when it has been answered."""
-        read = store_pb2.StoreServiceGetRequest(run_id="a-1")
-        request = store_pb2.OperateRequest(get=read) if method == OPERATE else read
-        context = Unread(request.SerializeToString(), self.reads)
+        """Call a method, and return the context once the caller has read the answer."""
+        context = self._context(method)
         await self._call(method, context)
         return context
 
     async def begin(self) -> "asyncio.Task[None]":
-        """Call a method whose answer has a place, and is not read."""
-        context = Unread(store_pb2.StoreServiceGetRequest(run_id="a-1").SerializeToString(), self.reads)
+        """Begin the first call. Its answer takes the place, and the caller does not read it yet."""
+        context = self._context(GET)
         task = asyncio.create_task(self._call(GET, context))
         await context.waits.wait()
         return task
+
+    def _context(self, method: str) -> Unread:
+        read = store_pb2.StoreServiceGetRequest(run_id="a-1")
+        request = store_pb2.OperateRequest(get=read) if method == OPERATE else read
+        return Unread(request.SerializeToString(), self.reads)
 
     async def _call(self, method: str, context: Unread) -> None:
         serialize: Any = self._serialize

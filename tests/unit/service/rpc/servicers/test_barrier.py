@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 from muster.service.driver import Driver
-from muster.service.rpc.interceptors.guard import ADMISSION, Admission
+from muster.service.rpc.interceptors.guard import Admission
 from muster.service.rpc.interceptors.unsent import Answers, NoPlace
 from muster.service.rpc.servicers.barrier import BarrierServicer
 from muster.v1 import barrier_pb2 as pb
 from muster.v1 import common_pb2
+from tests.support.admitted import admitted
 
 
 @pytest.fixture
@@ -44,12 +45,8 @@ async def test_ranks_share_one_response_with_all_payloads(servicer: BarrierServi
 
 async def test_outcome_without_a_place_in_memory_is_not_made(servicer: BarrierServicer):
     answers = Answers(most_of_one=120_000)
-    before = ADMISSION.set(Admission(peer="10.0.0.7", answers=answers))
-    try:
-        with answers.place(50_000, "10.0.0.7"):
-            arrivals = (arrive(servicer, rank, 0, bytes(50_000)) for rank in range(2))
-            refused = await asyncio.gather(*arrivals, return_exceptions=True)
-            assert [type(one) for one in refused] == [NoPlace, NoPlace]
-    finally:
-        ADMISSION.reset(before)
+    with admitted(Admission(peer="10.0.0.7", answers=answers)), answers.place(50_000, "10.0.0.7"):
+        arrivals = (arrive(servicer, rank, 0, bytes(50_000)) for rank in range(2))
+        refused = await asyncio.gather(*arrivals, return_exceptions=True)
+        assert [type(one) for one in refused] == [NoPlace, NoPlace]
     assert (await arrive(servicer, 0, 0, bytes(50_000))).decision.outcome == common_pb2.OUTCOME_RELEASED

@@ -1,8 +1,8 @@
 """RunService and what a run's ranks told of their saves, over a driver in virtual time, without a socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver
 from muster.service.rpc import codec
-from muster.service.rpc.interceptors.guard import ADMISSION, Admission
+from muster.service.rpc.interceptors.guard import Admission
 from muster.service.rpc.servicers.barrier import BarrierServicer
 from muster.service.rpc.servicers.run import MAX_WATCHES, MAX_WATCHES_PER_CALLER, RunServicer
 from muster.service.security.grants import Grant, Role
@@ -20,6 +20,7 @@ from muster.service.snapshots import Snapshots
 from muster.service.storage.memory import MemoryEngine
 from muster.service.telemetry.observers import Observers
 from muster.v1 import barrier_pb2, common_pb2, run_pb2
+from tests.support.admitted import admitted
 from tests.support.world.virtual_time import LoopClock, in_virtual_time
 
 
@@ -51,15 +52,6 @@ class Peer:
 
     def peer(self) -> str:
         return f"ipv4:{self._address}:4711"
-
-
-@contextmanager
-def called_by(grant: Grant) -> Iterator[None]:
-    before = ADMISSION.set(Admission(grant))
-    try:
-        yield
-    finally:
-        ADMISSION.reset(before)
 
 
 def viewer(*runs: str, name: str = "ann") -> Grant:
@@ -206,7 +198,7 @@ async def watcher_causes_views_of_its_runs(viewed: list[str]) -> None:
     async with serving() as driver:
         servicer = RunServicer(driver, Snapshots())
         await decide(driver, "team-a/1", "team-b/1", "team-b/2")
-        with called_by(viewer("team-a/*")):
+        with admitted(Admission(viewer("team-a/*"))):
             watcher = Watcher(servicer)
             await servicer.List(run_pb2.RunServiceListRequest(), None)
             request = barrier_pb2.BarrierServiceListRequest()
@@ -271,7 +263,7 @@ async def test_watches_of_one_caller_are_bounded():
         refusal = await refused(servicer, "a")
         assert refusal.metadata == {"limit": "max_watches_per_caller", "value": "64"}
         assert "a has 64 watches of runs open" in refusal.message
-        with called_by(viewer("*")):
+        with admitted(Admission(viewer("*"))):
             other = Watcher(servicer, address="a")
         await watchers.pop().end()
         again = Watcher(servicer, address="a")

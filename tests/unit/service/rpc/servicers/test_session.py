@@ -11,12 +11,13 @@ from muster.service.core.vocabulary.events import Arrive, Disconnected, Goodbye,
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Outgoing
 from muster.service.rpc import codec
-from muster.service.rpc.interceptors.guard import ADMISSION, Admission
+from muster.service.rpc.interceptors.guard import Admission
 from muster.service.rpc.join_turns import JoinTurns
 from muster.service.rpc.servicers.session import SessionServicer
 from muster.service.security.grants import Grant, Role
 from muster.v1 import session_pb2
 from muster.v1.insight_pb2 import Inspected
+from tests.support.admitted import admitted
 from tests.support.expect import some
 from tests.support.world.session_world import (
     ARRIVE,
@@ -276,27 +277,21 @@ async def test_write_that_fails_is_a_reset(monkeypatch: pytest.MonkeyPatch):
 
 async def test_hello_for_a_forbidden_run_does_not_reach_the_driver():
     grant = Grant(name="ci", role=Role.WORKER, runs=("other-*",), digest=b"")
-    before = ADMISSION.set(Admission(grant))
-    try:
+    with admitted(Admission(grant)):
         async with stream(hello=False) as one:
             one.context.says(HELLO)
             assert_refused(await one.ends(), Reason.RUN_NOT_ALLOWED)
             assert one.driver.events == ["disconnect", Disconnected(ID)]
-    finally:
-        ADMISSION.reset(before)
 
 
 async def test_late_hello_is_checked_as_well():
     grant = Grant(name="ci", role=Role.WORKER, runs=("other-*",), digest=b"")
-    before = ADMISSION.set(Admission(grant))
-    try:
+    with admitted(Admission(grant)):
         async with stream(hello=False) as one:
             one.context.says(session_pb2.ConnectRequest(join_group=session_pb2.JoinGroup(prefix="p")))
             one.context.says(HELLO)
             assert_refused(await one.ends(), Reason.RUN_NOT_ALLOWED)
             assert not any(isinstance(event, Hello) for event in one.driver.events)
-    finally:
-        ADMISSION.reset(before)
 
 
 # ---------------------------------------------------------------------- the servicer

@@ -9,11 +9,12 @@ import pytest
 from muster.client.protocol import MAX_ENTRIES
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver
-from muster.service.rpc.interceptors.guard import ADMISSION, Admission
+from muster.service.rpc.interceptors.guard import Admission
 from muster.service.rpc.interceptors.unsent import Answers, NoPlace
 from muster.service.rpc.servicers import store
 from muster.service.rpc.servicers.store import StoreServicer
 from muster.v1 import store_pb2 as pb
+from tests.support.admitted import admitted
 
 
 class Service:
@@ -217,12 +218,8 @@ async def test_drain_ends_idle_streams_and_refuses_new_ones(ask: Service):
 async def test_read_that_has_no_place_in_memory_is_not_made(ask: Service):
     await ask("Set", entries=[entry("a", bytes(50_000)), entry("b", bytes(50_000))])
     answers = Answers(most_of_one=120_000)
-    before = ADMISSION.set(Admission(peer="10.0.0.7", answers=answers))
-    try:
-        with answers.place(50_000, "10.0.0.7"):
-            with pytest.raises(NoPlace) as caught:
-                await ask("Get", keys=["a", "b"], timeout_ms=1000)
-            assert caught.value.size == 100_000
-            assert (await ask("Get", keys=["a"], timeout_ms=1000)).values == [bytes(50_000)]
-    finally:
-        ADMISSION.reset(before)
+    with admitted(Admission(peer="10.0.0.7", answers=answers)), answers.place(50_000, "10.0.0.7"):
+        with pytest.raises(NoPlace) as caught:
+            await ask("Get", keys=["a", "b"], timeout_ms=1000)
+        assert caught.value.size == 100_000
+        assert (await ask("Get", keys=["a"], timeout_ms=1000)).values == [bytes(50_000)]

@@ -17,7 +17,7 @@ class Outbox:
         queued: counts the messages of several outboxes; None: this one counts for itself.
     """
 
-    __slots__ = ("_fewer", "_queued", "_waiting", "_wake", "bytes", "closed")
+    __slots__ = ("_fewer", "_queued", "_waiting", "_wake", "bytes", "closed", "is_writing")
 
     def __init__(self, queued: Queued | None = None) -> None:
         self._queued = queued if queued is not None else Queued()
@@ -27,6 +27,8 @@ class Outbox:
         """Bytes of the messages that wait."""
         self.closed = False
         """Whether it accepts no more messages."""
+        self.is_writing = False
+        """Whether the write of a message that was taken has not ended."""
         self._wake: asyncio.Future[None] | None = None
         self._fewer: asyncio.Event | None = None
         """Set when fewer messages wait; None before anything has waited for that."""
@@ -54,6 +56,7 @@ class Outbox:
         data, own = self._waiting.popleft()
         self.bytes -= len(data) + len(own)
         self._queued.remove(data)
+        self.is_writing = True
         if self._fewer is not None:
             self._fewer.set()
         return data + own if own else data
@@ -67,8 +70,12 @@ class Outbox:
 
     def clear(self) -> None:
         """Drop all messages that wait."""
-        while self._waiting:
-            self.take()
+        for data, _ in self._waiting:
+            self._queued.remove(data)
+        self._waiting.clear()
+        self.bytes = 0
+        if self._fewer is not None:
+            self._fewer.set()
 
     async def room(self, limit: int) -> None:
         """Wait until fewer than ``limit`` messages wait, or until the outbox is closed."""
@@ -87,10 +94,14 @@ class Outbox:
         Args:
             write: takes and writes the next message, given its size. A message counts until it is taken.
         """
-        loop = asyncio.get_running_loop()
+        loop, waiting = asyncio.get_running_loop(), self._waiting
         while True:
-            while self._waiting:
-                await write(sum(map(len, self._waiting[0])), self.take)
+            while waiting:
+                data, own = waiting[0]
+                size = len(data) + len(own)
+                del data, own  # Only the outbox refers to them: a message is freed once it is written.
+                await write(size, self.take)
+                self.is_writing = False
             if self.closed:
                 return
             self._wake = loop.create_future()

@@ -38,6 +38,10 @@ class Call(Protocol):
         ...
 
 
+async def _nothing() -> None:
+    """Write nothing: the message was withdrawn."""
+
+
 @dataclass(slots=True)
 class _Writing:
     size: int
@@ -94,10 +98,12 @@ class Writes:
         """Return whether the connection of a peer was ended because it takes no message."""
         return peer in self._ended
 
-    async def write(
+    def write(
         self, call: Call, size: int, make: Callable[[], bytes | None], reader: Callable[[], str]
-    ) -> None:
-        """Write a message to the caller of a call. A large one may wait for those before it.
+    ) -> Awaitable[None]:
+        """Return what writes a message to the caller of a call; await it at once.
+
+        A large message may wait for those before it. A small one must not cost a coroutine of its own here.
 
         Args:
             call: the call.
@@ -105,10 +111,14 @@ class Writes:
             make: returns the message once there is room for it; None if it was withdrawn.
             reader: returns the name of the reader, for people.
         """
-        if size <= SMALL:
-            if (data := make()) is not None:
-                await call.write(data)
-            return
+        if size > SMALL:
+            return self._write_large(call, size, make, reader)
+        data = make()
+        return call.write(data) if data is not None else _nothing()
+
+    async def _write_large(
+        self, call: Call, size: int, make: Callable[[], bytes | None], reader: Callable[[], str]
+    ) -> None:
         peer = call.peer()
         address = address_of(peer)
         async with self._turns.setdefault(address, asyncio.Lock()):

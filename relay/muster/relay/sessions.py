@@ -14,7 +14,7 @@ from muster.relay.downstream_stream import DownstreamStream
 from muster.relay.router import StreamRouter
 from muster.relay.stats import RelayStats
 from muster.relay.upstream import CONNECT
-from muster.serving.outbox import Outbox, Take
+from muster.serving.outbox import Outbox
 from muster.serving.queued import Queued
 from muster.serving.writes import Writes
 from muster.v1 import session_pb2 as pb
@@ -54,8 +54,6 @@ class Session:
         """Whether the stream has ended."""
         self._write_timeout = asyncio.timeout(None)
         """Ends a write that hangs because the caller does not read."""
-        self._is_writing = False
-        """Whether gRPC holds a message that the caller has not taken."""
         self._stream = DownstreamStream(router, self, caller.check_run)
 
     @property
@@ -95,9 +93,10 @@ class Session:
         reader = asyncio.create_task(self._read(context))
         try:
             async with self._write_timeout:
-                await self._outbox.write(partial(self._write, context))
+                await self._outbox.write(partial(self._writes.write, context, reader=context.peer))
         except TimeoutError:
-            if self._is_writing:  # No status reaches the caller, and gRPC holds the message until it is gone.
+            # No status reaches the caller, and gRPC holds the message until it is gone.
+            if self._outbox.is_writing:
                 await self._writes.end(context.peer())
         finally:
             self._ended = True
@@ -106,15 +105,6 @@ class Session:
             self._stream.connection_lost()
         if self._refusal is not None:
             await status.end_with(self._refusal, context)
-
-    async def _write(self, context: Any, size: int, take: Take) -> None:
-        def make() -> bytes | None:
-            data = take()
-            self._is_writing = data is not None
-            return data
-
-        await self._writes.write(context, size, make, context.peer)
-        self._is_writing = False
 
     async def _read(self, context: Any) -> None:
         read = self._caller.paced(context.read)

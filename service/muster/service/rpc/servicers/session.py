@@ -22,7 +22,7 @@ from muster.service.rpc.interceptors.guard import ADMISSION, Admission
 from muster.service.rpc.interceptors.unsent import log_slow_reader, slow_reader
 from muster.service.rpc.join_turns import JoinTurn, JoinTurns
 from muster.service.security.audit import CALL
-from muster.serving.outbox import Outbox, Take
+from muster.serving.outbox import Outbox
 from muster.serving.queued import MAX_BYTES, Queued
 from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
@@ -85,8 +85,6 @@ class Session:
         self._outbox = Outbox(self._queued)
         self._patience = asyncio.timeout(None)
         """Cancels a write that hangs because the peer does not read."""
-        self._is_writing = False
-        """Whether gRPC holds a message that the peer has not read."""
         self._cut_off = False
         self._status: Refusal | None = None
         self.id = driver.connect(self)
@@ -133,13 +131,14 @@ class Session:
             own: further bytes for this peer only. A joined copy for each peer would use memory until it is
                 written.
         """
-        size = len(data) + len(own)
-        if len(self._outbox) >= self._max_unsent:
+        outbox = self._outbox
+        waiting = len(outbox)
+        if waiting >= self._max_unsent:
             self.cut_off(f"{self._max_unsent} messages")
-        elif len(self._outbox) and self._outbox.bytes + size > self._max_unsent_bytes:
-            self.cut_off(f"messages of {self._outbox.bytes:,} bytes")
-        elif not self._outbox.closed:
-            self._outbox.put(data, own)
+        elif waiting and outbox.bytes + len(data) + len(own) > self._max_unsent_bytes:
+            self.cut_off(f"messages of {outbox.bytes:,} bytes")
+        elif not outbox.closed:
+            outbox.put(data, own)
             if self._queued.too_many:
                 self._make_room()
 
@@ -167,9 +166,10 @@ class Session:
         reader = asyncio.create_task(self._read(context, hello_timeout))
         try:
             async with self._patience:
-                await self._outbox.write(partial(self._write, context))
+                await self._outbox.write(partial(self._writes.write, context, reader=self._reader))
         except TimeoutError:
-            if self._is_writing:  # No status reaches the peer; gRPC keeps the message while it is connected.
+            # No status reaches the peer; gRPC keeps the message while it is connected.
+            if self._outbox.is_writing:
                 await self._writes.end(context.peer())
         finally:
             reader.cancel()
@@ -180,16 +180,6 @@ class Session:
             self._driver.submit(Disconnected(self.id, reset=not ended))
         if self._status is not None:
             await errors.end_with(self._status, context)
-
-    async def _write(self, context: Any, size: int, _: Take) -> None:
-        await self._writes.write(context, size, self._take, self._reader)
-        self._is_writing = False
-
-    def _take(self) -> bytes | None:
-        """Take the next message; None: this stream was cut off while it waited for room."""
-        data = self._outbox.take()
-        self._is_writing = data is not None
-        return data
 
     def _reader(self) -> str:
         return self._name

@@ -15,6 +15,7 @@ from lab.patience import until
 from lab.processes.bucket_server import BUCKET, BucketServer
 from lab.processes.coordinator import Coordinator
 from tests.support.chaos.local_chaos import LocalChaos
+from tests.support.chaos.local_torchrun_chaos import LocalTorchrunChaos
 from tests.support.saves.local_ranks import LocalJob, local_job
 
 
@@ -240,6 +241,15 @@ def test_step_that_another_life_persisted_is_saved_again(job: LocalJob):
 
 def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path):
     chaos = LocalChaos(seed=7, rounds=3).run(tmp_path)
+    assert chaos.wrong == []
+
+
+@pytest.mark.timeout(3600)
+def test_job_under_torchrun_resumes_from_what_the_model_allows_after_many_faults(
+    tmp_path: Path, thorough: bool
+):
+    chaos = LocalTorchrunChaos(seed=3, faults=300 if thorough else 6).run(tmp_path)
+    print(chaos.account())
     assert chaos.wrong == []
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chaos import local_torchrun_chaos
 from tests.support.chaos.adapter_chaos import Committed
 from tests.support.chaos.harness import DrawnFaults, option
 from tests.support.chaos.local_chaos import Model
 from tests.support.chaos.replica_chaos import wrong_changes, wrong_rounds
+from tests.support.saves.save_history import Event
 
 
 @dataclass(kw_only=True)
@@ -112,6 +114,69 @@ def test_local_model_allows_steps_since_the_last_copy_if_a_node_was_hurt():
         model.saved(3, "local")
         model.is_hurt = True
         assert (model.resumed([f"step {step}, local"] * 2) == []) is right
+
+
+def seen_by_two(*events: tuple[int, int, str, int, str], hurt_after: int | None = None) -> list[str]:
+    """Return what the model of a job of two ranks finds wrong.
+
+    Args:
+        events: the round, the rank, and what it saw.
+        hurt_after: after so many events, a node loses its files.
+    """
+    model, wrong = local_torchrun_chaos.Model(2), list[str]()
+    for number, (round, rank, what, step, text) in enumerate(events):
+        if number == hurt_after:
+            assert model.is_copied
+            model.hurt()
+        wrong += model.see(Event(rank, what, step, round=round, text=text))
+    return wrong
+
+
+FIRST_ROUND = (
+    *((0, rank, "resumed", 0, "local") for rank in (0, 1)),
+    *((0, rank, "scheduled", step, "") for step in (4, 8, 12, 16) for rank in (0, 1)),
+    *((0, rank, "finalized", 8, "replicated") for rank in (0, 1)),
+    (0, 0, "finalized", 12, "local"),
+)
+HURT = len(FIRST_ROUND)
+
+
+@pytest.mark.parametrize(
+    ("step", "text", "hurt_after", "wrong"),
+    [
+        (12, "local", None, ""),
+        (16, "local", None, ""),
+        (8, "local", None, "the model allows 12 to 16"),
+        (20, "local", None, "the model allows 12 to 16"),
+        (12, "shared", None, "from shared storage"),
+        (8, "local", HURT, ""),
+        (12, "local", HURT, ""),
+        (4, "local", HURT, "the model allows 8 to 16"),
+        (0, "local", HURT, "the model allows 8 to 16"),
+    ],
+)
+def test_model_of_rounds_finds_a_wrong_resumption(step: int, text: str, hurt_after: int | None, wrong: str):
+    found = seen_by_two(*FIRST_ROUND, (1, 0, "resumed", step, text), hurt_after=hurt_after)
+    assert [wrong in one for one in found] == ([True] if wrong else [])
+
+
+def test_model_of_rounds_finds_ranks_on_different_steps_and_wrong_bits():
+    resumed = ((1, 0, "resumed", 12, "local"), (1, 1, "resumed", 16, "local"))
+    (different,) = seen_by_two(*FIRST_ROUND, *resumed)
+    assert different == "rank 1 of round 1 resumed from step 16, and others from {0: 12}"
+    (bits,) = seen_by_two(*FIRST_ROUND, (1, 0, "wrong", 12, "not all bits are right"))
+    assert bits == "rank 0 resumed from step 12 in round 1: not all bits are right"
+
+
+def test_model_of_rounds_allows_no_older_step_again_once_there_are_copies():
+    lost = (*FIRST_ROUND, *((1, rank, "resumed", 8, "local") for rank in (0, 1)))
+    early = seen_by_two(
+        *lost, (1, 0, "finalized", 12, "local"), (2, 0, "resumed", 8, "local"), hurt_after=HURT
+    )
+    assert early == []
+    copied = (*lost, *((1, rank, "finalized", 12, "replicated") for rank in (0, 1)))
+    (late,) = seen_by_two(*copied, (2, 0, "resumed", 8, "local"), hurt_after=HURT)
+    assert "the model allows 12 to 16" in late
 
 
 @pytest.mark.parametrize(

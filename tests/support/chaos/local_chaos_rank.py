@@ -1,0 +1,125 @@
+"""One rank of the job of :mod:`tests.support.chaos.local_torchrun_chaos`.
+
+It resumes, trains, and saves to its node. What it sees goes at once to a history and to the test, as with
+:mod:`tests.support.chaos.chaos_rank`.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from muster.worker import AsyncSaveError, Checkpointer, GrpcBarrier
+from tests.support.chaos.chaos_rank import Notes
+from tests.support.saves.save_history import STRIDE, weight_at
+
+SAVE_EVERY = 4
+COPIED_EVERY = 3
+"""Of so many saves, one is finalized only when it has its copies."""
+PACE = 0.02
+"""Seconds of a step."""
+MOST_IN_FLIGHT = 2
+
+
+class Rank:
+    """The training of one rank.
+
+    Args:
+        folder: the folder that all ranks share; each node's disk is a folder of it.
+        replicas: the copies of each part.
+    """
+
+    def __init__(self, folder: Path, replicas: int) -> None:
+        self._notes = Notes(folder)
+        self._finish = folder / "finish"
+        self._disk = folder / os.environ["MUSTER_NODE_NAME"]
+        self._saver = Checkpointer(
+            folder / "shared",
+            local=self._disk,
+            replicas=replicas,
+            persist_every=10,
+            barrier=GrpcBarrier(barrier_prefix="save"),
+        )
+        self._saves: list[tuple[int, str]] = []
+        """The step of each save, and what it waits for."""
+        self._heard = 0
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        self._weight = distribute_tensor(weight_at(0), mesh, [Shard(0)])
+
+    def train(self) -> None:
+        """Train from the newest checkpoint on, until all are told to finish."""
+        step = self._resume()
+        while not self._is_finished():
+            step += 1
+            time.sleep(PACE)
+            self._weight.to_local().add_(STRIDE)
+            if step % SAVE_EVERY == 0:
+                self._save(step)
+            self._listen(blocking=len(self._saves) - self._heard >= MOST_IN_FLIGHT)
+        self._listen(blocking=True)
+        self._saver.close()
+
+    def _resume(self) -> int:
+        found = self._saver.resume({"weight": self._weight})
+        step = 0 if found is None else found.step
+        rows = weight_at(step).chunk(dist.get_world_size())[dist.get_rank()]
+        if not torch.equal(self._weight.to_local(), rows):
+            self._notes.add("wrong", step, text="not all bits are those that were saved")
+        is_local = found is None or Path(found.path).is_relative_to(self._disk)
+        self._notes.add("resumed", step, text="local" if is_local else "shared")
+        return step
+
+    def _save(self, step: int) -> None:
+        wait_for: Any = "local" if step // SAVE_EVERY % COPIED_EVERY else "replicated"
+        self._notes.add("scheduled", step)
+        self._saver.save(step, {"weight": self._weight}, wait_for=wait_for)
+        self._saves.append((step, wait_for))
+
+    def _is_finished(self) -> bool:
+        """Ask all ranks: if one is gone, the others cannot train on."""
+        wish = torch.tensor([int(self._finish.exists())])
+        dist.all_reduce(wish, dist.ReduceOp.MAX)
+        return bool(wish)
+
+    def _listen(self, blocking: bool) -> None:
+        """Note what has become of the saves."""
+        while True:
+            try:
+                done = len(self._saver.finalize(blocking))
+            except AsyncSaveError as error:
+                # It also ends the saves before it that the same call has finalized.
+                self._hear("finalized", error.call_idx - self._heard)
+                self._hear("failed", 1)
+                continue
+            self._hear("finalized", done)
+            break
+
+    def _hear(self, what: str, count: int) -> None:
+        for step, wait_for in self._saves[self._heard : self._heard + count]:
+            self._notes.add(what, step, text=wait_for)
+        self._heard += count
+
+
+def main() -> None:
+    """Be a worker of torchrun: ``FOLDER REPLICAS``."""
+    folder, replicas = Path(sys.argv[1]), int(sys.argv[2])
+    born = folder / f"born-{os.getpid()}"
+    born.write_text(
+        f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
+    )
+    born.rename(folder / f"worker-{os.getpid()}")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    Rank(folder, replicas).train()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

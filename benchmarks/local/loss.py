@@ -7,8 +7,10 @@ Shared storage passes 100 MB/s for all ranks together, and counts what is read.
 """
 
 import argparse
+import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from muster.checkpoint.inventory import inventory_of
 RANK = Path(__file__).parent.parent / "processes" / "local_rank.py"
 NODES, PER_NODE = 4, 2
 WORLD_SIZE = NODES * PER_NODE
+READ_BYTES = 8 << 20
 
 
 @dataclass
@@ -71,6 +74,8 @@ class Recovery:
     lost_steps: float | None = None
     read: int = 0
     """Bytes that were read from shared storage after the fault."""
+    disk: float | None = None
+    """How long it takes to read the parts of all ranks from the local disks, and nothing else."""
 
 
 def is_saved(kind: str, folder: Path, coordinator: Coordinator | None, step: int) -> bool:
@@ -86,6 +91,38 @@ def is_saved(kind: str, folder: Path, coordinator: Coordinator | None, step: int
             )
         case _:
             return (folder / str(step) / ".metadata").exists()
+
+
+def read_parts(nodes: Nodes) -> float:
+    """Read a part of each rank from the nodes' disks, all at once, past the page cache.
+
+    Returns:
+        The seconds that the slowest took.
+    """
+    parts = {
+        path.name: path for number in range(len(nodes.agents)) for path in newest_parts(nodes.disk(number))
+    }
+    assert len(parts) == WORLD_SIZE, parts
+    for path in parts.values():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def read(path: Path) -> None:
+        buffer = bytearray(READ_BYTES)
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(WORLD_SIZE) as readers:
+        list(readers.map(read, parts.values()))
+    return time.monotonic() - began
+
+
+def newest_parts(disk: Path) -> list[Path]:
+    """Return the parts of the newest attempt on a disk."""
+    attempts = {path.parent for path in disk.glob("*/*/*.distcp")}
+    return sorted(max(attempts, key=lambda one: one.stat().st_mtime).glob("*.distcp")) if attempts else []
 
 
 def recover(kind: str, size: int) -> Recovery:
@@ -129,6 +166,8 @@ def recover(kind: str, size: int) -> Recovery:
             [wall(line) - at_wall for line in coordinator.log(event)] if coordinator is not None else []
             for event in ("node.gone", "round.completed")
         )
+        read = slow_bucket.transferred()[0] - read_before
+        nodes.end()
         return Recovery(
             gone[0] if gone else None,
             complete[-1] if complete else None,
@@ -136,7 +175,8 @@ def recover(kind: str, size: int) -> Recovery:
             max(rank.loaded[1] - rank.loaded[0] for rank in found),
             max(rank.steps[0][0] for rank in found) - at,
             last - min(rank.resumed for rank in found),
-            slow_bucket.transferred()[0] - read_before,
+            read,
+            read_parts(nodes) if kind == "local" else None,
         )
 
 
@@ -150,10 +190,10 @@ def main() -> None:
     arguments = parser.parse_args()
     print(describe_machine(Path(tempfile.gettempdir())))
     print(
-        "| Job | Detected | Round complete | Ranks started | Load | First step | Steps lost | "
+        "| Job | Detected | Round complete | Ranks started | Load | Only reading | First step | Steps lost | "
         "Read from shared storage | Died |"
     )
-    print("|-|-|-|-|-|-|-|-|-|")
+    print("|-|-|-|-|-|-|-|-|-|-|")
     for kind in arguments.kinds:
         found = [recover(kind, arguments.mib << 20) for _ in range(arguments.repeats)]
         steps = [one.lost_steps for one in found if one.lost_steps is not None]
@@ -162,6 +202,7 @@ def main() -> None:
             shown([one.round for one in found]),
             shown([one.started for one in found]),
             shown([one.loading for one in found]),
+            shown([one.disk for one in found]),
             shown([one.trained for one in found]),
             f"{median(steps):.0f}" if steps else "–",
             f"{max(one.read for one in found) / 1e6:,.1f} MB",

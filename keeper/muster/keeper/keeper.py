@@ -23,6 +23,7 @@ from muster.keeper.orders import (
     VerifyFile,
     decide,
     holding,
+    verifies,
 )
 from muster.keeper.persisting.destination import LostFilesError
 from muster.keeper.reporting import MAX_HOLDINGS, Report
@@ -126,8 +127,10 @@ class Keeper:
         self._transfers = transfers
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._retries: dict[Action, _Retry] = {}
+        self._found_verified = False
+        """Whether all that was in the folder at the start, together with its head, has been verified."""
         self._complete = False
-        """Whether everything that was in the folder at the start has been verified."""
+        """Whether the rest has been verified, too, as far as its heads can be had."""
         self._used = files.folder.used()
 
     # ------------------------------------------------------------------ what is known
@@ -193,8 +196,19 @@ class Keeper:
             if (one := holding(attempt, kept, self.files.order(attempt))) is not None:
                 holdings[attempt] = one
         return Report(
-            self.attachment, holdings, self._used, self.files.quota, self._complete, self._transfers()
+            self.attachment, holdings, self._used, self.files.quota, self._is_complete(), self._transfers()
         )
+
+    def _is_complete(self) -> bool:
+        """Return whether what was in the folder at the start has been verified, as far as that is possible.
+
+        The head of a checkpoint may be elsewhere. Orders say where; without them, nobody knows.
+        """
+        orders = self.files.orders
+        if not self._complete and self._found_verified and orders is not None:
+            failed = {action for action, retry in self._retries.items() if retry.is_paused}
+            self._complete = not verifies(Situation(orders, self._kept(orders), failed))
+        return self._complete
 
     # ------------------------------------------------------------------ at the start
 
@@ -205,7 +219,7 @@ class Keeper:
                 await self.files.verify_attempt(attempt)
             except (OSError, ValueError) as error:
                 logger.warning("%s is not used: %s", self.files.folder.attempt(attempt), error)
-        self._complete = True
+        self._found_verified = True
         self.changes.notify()
 
     # ------------------------------------------------------------------ the orders

@@ -112,6 +112,18 @@ def decide(now: Situation) -> Sequence[Action]:
     return [action for action in dict.fromkeys(actions) if action not in now.busy]
 
 
+def verifies(now: Situation) -> bool:
+    """Return whether files that are here, of ordered checkpoints, have yet to be verified.
+
+    Args:
+        now: the situation; ``busy`` has the actions that have failed, and on which nothing waits.
+    """
+    return any(
+        isinstance(action, GetHead | VerifyFile) and now.kept.get(action.attempt, Kept()).unverified
+        for action in decide(now)
+    )
+
+
 def is_forgotten(orders: Orders, attempt: SaveAttempt) -> bool:
     """Return whether the files of an attempt are to be deleted."""
     return attempt not in orders.orders and attempt < orders.forget_before
@@ -126,15 +138,19 @@ def _copies(order: Order, kept: Kept) -> list[Action]:
     wanted = wanted_ranks(order)
     attempt = order.checkpoint.attempt
     if kept.parts is None:
-        return [GetHead(attempt)] if wanted or order.commit else []
-    verifications: list[Action] = []
-    fetches: list[Action] = []
-    for rank in sorted(wanted):
-        for name in sorted(kept.lacks(rank)):
-            if name in kept.unverified:
-                verifications.append(VerifyFile(attempt, name))
-            else:
-                fetches.append(FetchFile(attempt, name, rank))
+        return [GetHead(attempt)] if wanted or order.commit or kept.unverified else []
+    # Also what is here and not wanted: it may be the only copy. Its rank may have been lost, with this
+    # keeper, before the head came here.
+    verifications = [
+        VerifyFile(attempt, name)
+        for _, names in sorted(kept.parts.items())
+        for name in sorted(names & kept.unverified)
+    ]
+    fetches = [
+        FetchFile(attempt, name, rank)
+        for rank in sorted(wanted)
+        for name in sorted(kept.lacks(rank) - kept.unverified)
+    ]
     return [*verifications, *fetches]
 
 

@@ -138,6 +138,20 @@ def test_copy_that_is_damaged_after_its_keeper_verified_it_is_replaced(job: Loca
     assert job.all("resume") == ["step 1, local"] * 3
 
 
+def test_only_copy_on_a_node_that_lost_the_manifest_is_used(job: LocalJob):
+    """A node may die after its rank has written, and before the manifest has come from rank 0's node."""
+    job.begin(persist_every=100)
+    job.save(1, 2, wait_for="replicated")
+    job.kill()
+    job.kill_keepers()
+    for name in ("manifest.json", ".metadata"):
+        job.nodes[1].remove("0-1", name)
+    for node in (job.nodes[0], job.nodes[2]):
+        node.remove("0-1", "__1_0.distcp")
+    job.begin(persist_every=100)
+    assert job.all("resume") == ["step 2, local"] * 3
+
+
 def test_step_before_is_resumed_if_all_copies_of_a_part_are_damaged(job: LocalJob):
     job.begin(persist_every=100)
     job.save(1, 2, wait_for="replicated")

@@ -20,6 +20,7 @@ from muster.keeper.orders import (
     decide,
     holding,
     is_forgotten,
+    verifies,
     wanted_ranks,
 )
 from muster.keeper.vocabulary import LocalCheckpoint, Order, Orders
@@ -163,6 +164,26 @@ def test_report_names_exactly_the_parts_that_are_verified(now: Situation):
         assert said is not None
         assert all(here.parts[rank] <= here.verified for rank in said.ranks)
         assert {rank for rank, part in here.parts.items() if part and part <= here.verified} <= said.ranks
+
+
+def test_what_is_here_is_verified_though_nobody_wants_it():
+    """It may be the only copy: nothing is ordered of a rank that was lost together with its keeper."""
+    (attempt, *_) = ATTEMPTS
+    unwanted = Orders({attempt: Order(checkpoint(attempt))}, attempt)
+    names = PARTS[attempt][2]
+
+    def situation(here: Kept, *busy: Action) -> Situation:
+        return Situation(unwanted, {attempt: here}, frozenset(busy))
+
+    without_head = Kept(unverified=names)
+    assert decide(situation(without_head)) == [GetHead(attempt)]
+    assert verifies(situation(without_head))
+    assert not verifies(situation(without_head, GetHead(attempt))), "its head cannot be had now"
+    with_head = Kept(PARTS[attempt], unverified=names)
+    assert decide(situation(with_head)) == [VerifyFile(attempt, name) for name in sorted(names)]
+    assert verifies(situation(with_head))
+    assert not verifies(situation(Kept(PARTS[attempt], verified=names)))
+    assert decide(situation(Kept())) == []
 
 
 def test_deletions_come_first_then_newer_checkpoints():

@@ -67,7 +67,7 @@ def orders_for(
                 tuple(sorted(wanted | held)),
                 _elsewhere(keeper, everywhere)
                 if is_loading
-                else _sources(keeper, keepers, one, sorted(needed - held)),
+                else _sources(keeper, keepers, one, sorted(needed - held), has_head=bool(held)),
                 persist,
                 commit,
             )
@@ -122,20 +122,33 @@ def _elsewhere(keeper: Keeper, everywhere: Mapping[str, Location]) -> tuple[Loca
     return tuple(location for keeper_id, location in everywhere.items() if keeper_id != keeper.info.id)
 
 
-def _sources(keeper: Keeper, keepers: Keepers, one: Copies, needed: Sequence[int]) -> tuple[Location, ...]:
+def _sources(
+    keeper: Keeper, keepers: Keepers, one: Copies, needed: Sequence[int], *, has_head: bool
+) -> tuple[Location, ...]:
+    """Return where a keeper gets the parts that it needs, and the manifest.
+
+    A keeper that has reported nothing may have a part that it cannot verify without the manifest.
+    """
     by_keeper: dict[str, list[int]] = {}
     for rank in needed:
         for holder in sorted(one.holders[rank]):
             if holder != keeper.info.id:
                 by_keeper.setdefault(holder, []).append(rank)
-    if needed and one.record.keeper_id != keeper.info.id:
-        by_keeper.setdefault(one.record.keeper_id, [])
+    if needed or not has_head:
+        for other in (one.record.keeper_id, _any_holder(one)):
+            if other not in ("", keeper.info.id):
+                by_keeper.setdefault(other, [])
     found = []
     for keeper_id, ranks in by_keeper.items():
         source = keepers.find(keeper_id)
         if source is not None and source.session is not None:
             found.append(Location(source.info.url, tuple(ranks)))
     return tuple(found)
+
+
+def _any_holder(one: Copies) -> str:
+    """Return the id of a keeper with a part, and so with the manifest; or ""."""
+    return next((min(holders) for holders in one.holders if holders), "")
 
 
 def _persists(keeper: Keeper, keepers: Keepers, one: Copies, rank: int) -> bool:

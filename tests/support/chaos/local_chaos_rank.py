@@ -22,7 +22,7 @@ from tests.support.saves.save_history import STRIDE, weight_at
 
 SAVE_EVERY = 4
 COPIED_EVERY = 3
-"""Of so many saves, one is finalized only when it has its copies."""
+"""Every so many saves, one is finalized only when it has its copies."""
 PACE = 0.02
 """Seconds of a step."""
 MOST_IN_FLIGHT = 2

@@ -242,6 +242,11 @@ class Rules:
         held = {rank for rank in range(checkpoint.world_size) if node in self.holders(checkpoint, rank)}
         assert held <= set(order.ranks), "a keeper is told to give up a part of a checkpoint that is kept"
         self._check_sources(checkpoint, set(order.ranks) - held, sources, node)
+        with_head = {
+            one.url for rank in range(checkpoint.world_size) for one in self.holders(checkpoint, rank)
+        }
+        if with_head and not held:  # It may have a part that it cannot verify without the manifest.
+            assert with_head & {location.url for location in order.sources}, "nobody has the manifest"
         assert set(order.persist) <= held
         if order.commit:
             in_storage = self.shared.get(checkpoint.attempt, set())

@@ -49,6 +49,23 @@ def test_orders_name_own_part_copies_and_their_sources():
     assert [(one.url, one.ranks) for one in order.sources] == [("http://k0", (0,))]
 
 
+def test_keeper_without_a_manifest_is_told_where_one_is_though_it_is_to_hold_nothing():
+    """It may have a part of that checkpoint, which it cannot verify without it."""
+    job = Job()
+    job.connect_all()
+    first = Attempt(1, 0)
+    job.save(first, 10)
+    held = {node: job.core.run(RUN).local.keepers.find(f"k{node}").holdings for node in (1, 2)}  # type: ignore[union-attr]
+    for node in (0, 1, 2):
+        job.lose(node)
+    job.connect(0, generation=2)
+    job.connect(1, *held[1].values(), generation=2)
+    job.connect(2, *held[2].values(), generation=2)
+    (order,) = job.orders("k0").checkpoints
+    assert order.ranks == ()
+    assert [(one.url, one.ranks) for one in order.sources] == [("http://k1", ())]
+
+
 def test_peers_are_told_when_every_rank_has_its_keeper():
     job = Job()
     job.connect(0)

@@ -70,11 +70,11 @@ class Node:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def flip(self, attempt: str, name: str) -> bool:
-        """Flip a bit of a file. Returns whether the file is here."""
+        """Flip a bit of a file. Returns whether the file is here, and not empty."""
         path = self.kept / attempt / name
-        if not path.exists():
+        data = bytearray(path.read_bytes()) if path.exists() else bytearray()
+        if not data:
             return False
-        data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
         return True

@@ -83,7 +83,7 @@ def keep_request(run_id: str, keeper: pb.Keeper, report: Report, protocol_versio
         holdings=map(_holding, report.holdings.values()),
         disk=pb.Disk(used=report.used, quota=report.quota),
         protocol_version=protocol_version,
-        is_complete=report.is_complete,
+        is_complete=bool(report.is_complete),
         transfers=_transfers(report.transfers),
     )
 

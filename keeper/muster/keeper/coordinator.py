@@ -244,7 +244,7 @@ class CoordinatorLink:
             await self._keeper.changes.until(lambda: not self._unheard().is_empty)
             changes = self._unheard()
             heard = self._heard.with_changes(changes)
-            request = codec.report_request(self._run_id, self._keeper.id, changes, heard.is_complete)
+            request = codec.report_request(self._run_id, self._keeper.id, changes, bool(heard.is_complete))
             metadata = await self._metadata(search, target)
             await stub.Report(request, timeout=CALL_TIMEOUT, metadata=metadata)
             self._hear(heard)

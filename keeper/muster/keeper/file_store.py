@@ -290,7 +290,8 @@ class FileStore:
         Raises:
             OSError: it cannot be read.
         """
-        return await self._once(("verify", attempt, name), lambda: self._verify(attempt, head, name))
+        key = ("verify", attempt, name, head.reference)
+        return await self._once(key, lambda: self._verify(attempt, head, name))
 
     async def _verify(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
         path = self.folder.file(attempt, name)
@@ -298,6 +299,9 @@ class FileStore:
         whole = signature is not None and await self.in_thread(
             lambda: file_is_whole(path.parent, name, head.entry(name))
         )
+        known = self.verified.head(attempt)
+        if known is None or known.reference != head.reference:
+            return False  # Another manifest was ordered meanwhile; the file is verified against that one.
         if whole and signature is not None and Signature.of(path) == signature:
             self.verified.put(attempt, name, signature)
         else:

@@ -23,7 +23,7 @@ from muster.keeper.orders import (
     VerifyFile,
     decide,
     holding,
-    verifies,
+    may_be_whole,
 )
 from muster.keeper.persisting.destination import LostFilesError
 from muster.keeper.reporting import MAX_HOLDINGS, Report
@@ -127,24 +127,31 @@ class Keeper:
         self._transfers = transfers
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._retries: dict[Action, _Retry] = {}
-        self._found_verified = False
-        """Whether all that was in the folder at the start, together with its head, has been verified."""
-        self._complete = False
-        """Whether the rest has been verified, too, as far as its heads can be had."""
+        self._found: set[SaveAttempt] = set()
+        """The attempts that were in the folder at the start."""
+        self._has_looked = False
+        """Whether their files have been verified, where the head is here."""
         self._used = files.folder.used()
 
     # ------------------------------------------------------------------ what is known
 
     def take_orders(self, orders: Orders) -> None:
         """Replace the orders: they name everything that this keeper is to hold."""
+        before = {} if self.files.orders is None else self.files.orders.orders
         self.files.orders = orders
         for attempt, order in orders.orders.items():
             self.files.verified.drop_other(attempt, order.checkpoint.manifest)
+        # With other sources, an action may succeed.
+        has_same_sources = {
+            attempt
+            for attempt, order in orders.orders.items()
+            if attempt in before and before[attempt].sources == order.sources
+        }
         self._retries = {
-            action: retry for action, retry in self._retries.items() if action.attempt in orders.orders
+            action: retry for action, retry in self._retries.items() if action.attempt in has_same_sources
         }
         for retry in self._retries.values():
-            retry.is_paused = False  # There may be other sources now.
+            retry.is_paused = False
         self._keep_connections()
         self.changes.notify()
 
@@ -200,26 +207,29 @@ class Keeper:
         )
 
     def _is_complete(self) -> bool:
-        """Return whether what was in the folder at the start has been verified, as far as that is possible.
+        """Return whether all that was found at the start has been verified, as far as it can be now.
 
         The head of a checkpoint may be elsewhere. Orders say where; without them, nobody knows.
         """
         orders = self.files.orders
-        if not self._complete and self._found_verified and orders is not None:
-            failed = {action for action, retry in self._retries.items() if retry.is_paused}
-            self._complete = not verifies(Situation(orders, self._kept(orders), failed))
-        return self._complete
+        if not self._has_looked or orders is None:
+            return False
+        found = {attempt: self.files.verified.kept(attempt) for attempt in self._found}
+        return not may_be_whole(
+            orders, found, {one for one, retry in self._retries.items() if retry.failures}
+        )
 
     # ------------------------------------------------------------------ at the start
 
     async def verify_all(self) -> None:
         """Verify what was in the folder at the start, the newest attempt first."""
-        for attempt in sorted(self.files.folder.attempts(), reverse=True):
+        self._found = self.files.folder.attempts()
+        for attempt in sorted(self._found, reverse=True):
             try:
                 await self.files.verify_attempt(attempt)
             except (OSError, ValueError) as error:
                 logger.warning("%s is not used: %s", self.files.folder.attempt(attempt), error)
-        self._found_verified = True
+        self._has_looked = True
         self.changes.notify()
 
     # ------------------------------------------------------------------ the orders
@@ -299,6 +309,7 @@ class Keeper:
             case FetchFile(attempt, name, _):
                 await self.files.ensure_file(attempt, name, is_copy=True)
             case DeleteAttempt(attempt):
+                self._found.discard(attempt)
                 self.files.verified.drop_attempt(attempt)
                 await self.files.in_thread(lambda: self.files.folder.delete(attempt))
                 logger.info("deleted %s", attempt_name(attempt))

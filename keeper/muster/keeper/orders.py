@@ -112,16 +112,24 @@ def decide(now: Situation) -> Sequence[Action]:
     return [action for action in dict.fromkeys(actions) if action not in now.busy]
 
 
-def verifies(now: Situation) -> bool:
-    """Return whether files that are here, of ordered checkpoints, have yet to be verified.
+def may_be_whole(orders: Orders, found: Mapping[SaveAttempt, Kept], failed: Collection[Action]) -> bool:
+    """Return whether a file that was found at the start may yet be verified, by what is known now.
 
     Args:
-        now: the situation; ``busy`` has the actions that have failed, and on which nothing waits.
+        orders: the orders.
+        found: what is here of the attempts that were found at the start.
+        failed: the actions that have failed since their checkpoints have the sources that they have now.
     """
-    return any(
-        isinstance(action, GetHead | VerifyFile) and now.kept.get(action.attempt, Kept()).unverified
-        for action in decide(now)
-    )
+    for attempt, kept in found.items():
+        order = orders.orders.get(attempt)
+        if order is None or not kept.unverified:
+            continue
+        if kept.parts is None:
+            if order.sources and GetHead(attempt) not in failed:
+                return True
+        elif any(VerifyFile(attempt, name) not in failed for name in _unverified(kept)):
+            return True
+    return False
 
 
 def is_forgotten(orders: Orders, attempt: SaveAttempt) -> bool:
@@ -138,20 +146,20 @@ def _copies(order: Order, kept: Kept) -> list[Action]:
     wanted = wanted_ranks(order)
     attempt = order.checkpoint.attempt
     if kept.parts is None:
-        return [GetHead(attempt)] if wanted or order.commit or kept.unverified else []
-    # Also what is here and not wanted: it may be the only copy. Its rank may have been lost, with this
-    # keeper, before the head came here.
-    verifications = [
-        VerifyFile(attempt, name)
-        for _, names in sorted(kept.parts.items())
-        for name in sorted(names & kept.unverified)
-    ]
-    fetches = [
-        FetchFile(attempt, name, rank)
-        for rank in sorted(wanted)
-        for name in sorted(kept.lacks(rank) - kept.unverified)
-    ]
-    return [*verifications, *fetches]
+        # What is here may be the only copy: its node may have died before the head came from another one.
+        is_needed = wanted or order.commit or (kept.unverified and order.sources)
+        return [GetHead(attempt)] if is_needed else []
+    lacking = [(name, rank) for rank in sorted(wanted) for name in sorted(kept.lacks(rank))]
+    here = [VerifyFile(attempt, name) for name, _ in lacking if name in kept.unverified]
+    fetches = [FetchFile(attempt, name, rank) for name, rank in lacking if name not in kept.unverified]
+    others = [VerifyFile(attempt, name) for name in _unverified(kept)]
+    return [*here, *fetches, *others]
+
+
+def _unverified(kept: Kept) -> list[str]:
+    """Return the files of all parts that are here and not verified; the head must be here."""
+    assert kept.parts is not None
+    return sorted(name for part in kept.parts.values() for name in part & kept.unverified)
 
 
 def _persisting(order: Order, kept: Kept) -> list[Action]:

@@ -24,8 +24,9 @@ class Report:
     """Bytes that the folder takes."""
     quota: int = 0
     """Bytes that it may take. In a report of changes, 0 means that ``used`` and ``quota`` are unchanged."""
-    is_complete: bool = False
-    """Whether the whole folder has been verified. In a report of changes: whether that is new."""
+    is_complete: bool | None = False
+    """Whether all that was found at the start has been verified, as far as it can be. In a report of changes,
+    None means that this is unchanged."""
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
     """By the URLs of other keepers. In a report of changes: all, or none if they are as before."""
     goes_on: bool = False
@@ -34,7 +35,8 @@ class Report:
     @property
     def is_empty(self) -> bool:
         """Whether nothing has changed that must be reported. Transfers go with the next report."""
-        return not (self.attachment or self.holdings or self.quota or self.is_complete or self.goes_on)
+        has_changed = self.attachment or self.holdings or self.quota or self.goes_on
+        return not has_changed and self.is_complete is None
 
     def without(self, heard: "Report") -> "Report":
         """Return what has changed since an earlier report.
@@ -58,7 +60,7 @@ class Report:
             None if self.attachment == heard.attachment else self.attachment,
             dict(islice((gone | changed).items(), MAX_HOLDINGS)),
             *disk,
-            is_complete=self.is_complete and not heard.is_complete,
+            is_complete=None if self.is_complete == heard.is_complete else self.is_complete,
             transfers={} if self.transfers == heard.transfers else self.transfers,
             goes_on=any(
                 now.seconds - (heard.transfers[url].seconds if url in heard.transfers else 0.0) >= LONG
@@ -71,7 +73,7 @@ class Report:
         merged = replace(
             self,
             holdings={**self.holdings, **changes.holdings},
-            is_complete=self.is_complete or changes.is_complete,
+            is_complete=self.is_complete if changes.is_complete is None else changes.is_complete,
             transfers=changes.transfers or self.transfers,
         )
         if changes.attachment is not None:

@@ -258,7 +258,12 @@ class Job:
         """The keeper has verified all that it found in its folder."""
         for attempt in node.disk:
             node.verify(attempt)
-        node.is_complete = True
+        orders = node.orders.checkpoints if node.orders is not None else ()
+        node.is_complete = not any(
+            order.sources and not node.disk[order.checkpoint.attempt].has_head
+            for order in orders
+            if order.checkpoint.attempt in node.disk
+        )
         self.report(node)
 
     def work(self, node: Node, *, is_quick: bool = True) -> bool:
@@ -289,6 +294,8 @@ class Job:
         if attempt not in node.disk or node.disk[attempt].digest != checkpoint.manifest_digest:
             node.disk[attempt] = Folder(checkpoint.manifest_digest)
         folder = node.disk[attempt]
+        if not self._get_head(node, order):
+            return
         for rank in order.ranks:
             if rank not in folder.verified:
                 if folder.parts.get(rank):
@@ -307,6 +314,22 @@ class Job:
             self.ask_permit(node, checkpoint)
             if is_quick:
                 self.rules.finish_commits(node)
+
+    def _get_head(self, node: Node, order: Order) -> bool:
+        """Get the manifest, if it is not here, and verify what is here. Returns whether it is here now."""
+        attempt = order.checkpoint.attempt
+        folder = node.disk[attempt]
+        if not folder.has_head:
+            sources = [one for one in self.nodes.values() if one.url in {at.url for at in order.sources}]
+            folder.has_head = any(
+                source.session is not None
+                and (there := source.disk.get(attempt)) is not None
+                and there.has_head
+                and there.digest == folder.digest
+                for source in sources
+            )
+            node.verify(attempt)
+        return folder.has_head
 
     def ask_permit(self, node: Node, checkpoint: LocalCheckpoint) -> None:
         """The keeper asks whether it may commit a checkpoint in shared storage."""
@@ -331,6 +354,8 @@ class Job:
             source = next(one for one in self.nodes.values() if one.url == location.url)
             folder = source.disk.get(order.checkpoint.attempt)
             if rank not in location.ranks or source is node or folder is None or source.session is None:
+                continue
+            if not folder.has_head:
                 continue
             if folder.parts.get(rank):
                 return True
@@ -463,6 +488,7 @@ class Job:
         needed = range(resumed.world_size) if resharded else sorted(self.ranks[node.name])
         folder = node.disk.get(resumed.attempt)
         if folder is not None and folder.digest == resumed.manifest_digest:
+            self._get_head(node, order)
             node.verify(resumed.attempt)  # What is damaged is found now, and deleted.
             self.report(node)
         found = [
@@ -473,6 +499,19 @@ class Job:
 
     # ------------------------------------------------------------------ when all is well
 
+    def _newest_on_disks(self) -> Attempt | None:
+        """The newest checkpoint of which each part is whole on a disk, one of them with the manifest."""
+
+        def is_there(checkpoint: LocalCheckpoint) -> bool:
+            found = [node.disk.get(checkpoint.attempt) for node in self.nodes.values()]
+            here = [one for one in found if one is not None and one.digest == checkpoint.manifest_digest]
+            parts = {rank for one in here for rank, is_intact in one.parts.items() if is_intact}
+            has_manifest = any(one.has_head and any(one.parts.values()) for one in here)
+            return has_manifest and parts == set(range(checkpoint.world_size))
+
+        known = (one.checkpoint for one in self.rules.known.values())
+        return max((one.attempt for one in known if is_there(one)), default=None)
+
     def settle(self) -> None:
         """All nodes are there for long enough: the job resumes, saves, and is as safe as it asked for."""
         for node in self.nodes.values():
@@ -480,11 +519,20 @@ class Job:
                 self.connect(node)
             self.attach(node)
             self.verify_all(node)
+        for _ in range(2):
+            for node in self.nodes.values():
+                self.work(node)
+                self.verify_all(node)
+        newest = self._newest_on_disks()
+        was_training = self.is_training
         for _ in range(2 + len(self.rules.known) * 2):
             if self.is_training:
                 break
             self.recover()
             self.load()
+        if not was_training:
+            found = self.resumed
+            assert newest is None or found is None or found.attempt >= newest, "a part on a disk was not used"
         assert self.is_training, "the job does not come back"
         has_room = self._replicas < len(self.ranks)
         wanted = self.most if has_room or self._persist_to else Level.LOCAL

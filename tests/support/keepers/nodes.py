@@ -26,6 +26,8 @@ class Folder:
     """The ranks whose parts the keeper has verified. They may have been damaged since."""
     uploaded: set[int] = field(default_factory=set)
     persisted_as: str = ""
+    has_head: bool = True
+    """Whether the manifest is here. Without it, the keeper can verify nothing."""
 
     def holding(self, attempt: Attempt) -> Holding:
         """What the keeper reports of it."""
@@ -75,6 +77,8 @@ class Node:
     def verify(self, attempt: Attempt) -> None:
         """The keeper reads all that it has of an attempt, and deletes what is damaged."""
         folder = self.disk[attempt]
+        if not folder.has_head:
+            return
         folder.parts = {rank: True for rank, is_intact in folder.parts.items() if is_intact}
         folder.verified = set(folder.parts)
         folder.uploaded &= folder.verified

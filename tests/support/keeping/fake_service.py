@@ -129,7 +129,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
                 keeper.attachment = request.attachment
             if request.HasField("disk"):
                 keeper.disk = request.disk
-            keeper.is_complete = keeper.is_complete or request.is_complete
+            keeper.is_complete = request.is_complete
             if request.transfers:
                 keeper.transfers = {one.url: one for one in request.transfers}
             keeper.holdings |= {_key(one.attempt): one for one in request.holdings}

@@ -1,5 +1,6 @@
 """What a keeper does next: a function of its orders, its folder, and what is under way."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given
@@ -20,10 +21,10 @@ from muster.keeper.orders import (
     decide,
     holding,
     is_forgotten,
-    verifies,
+    may_be_whole,
     wanted_ranks,
 )
-from muster.keeper.vocabulary import LocalCheckpoint, Order, Orders
+from muster.keeper.vocabulary import LocalCheckpoint, Location, Order, Orders
 
 WORLD = 3
 ATTEMPTS = [SaveAttempt(generation, number) for generation in (1, 2) for number in (0, 1)]
@@ -169,21 +170,25 @@ def test_report_names_exactly_the_parts_that_are_verified(now: Situation):
 def test_what_is_here_is_verified_though_nobody_wants_it():
     """It may be the only copy: nothing is ordered of a rank that was lost together with its keeper."""
     (attempt, *_) = ATTEMPTS
-    unwanted = Orders({attempt: Order(checkpoint(attempt))}, attempt)
+    elsewhere = (Location("http://k1", frozenset()),)
+    without_source = Orders({attempt: Order(checkpoint(attempt))}, attempt)
+    with_source = Orders({attempt: Order(checkpoint(attempt), sources=elsewhere)}, attempt)
     names = PARTS[attempt][2]
 
-    def situation(here: Kept, *busy: Action) -> Situation:
-        return Situation(unwanted, {attempt: here}, frozenset(busy))
+    def looked(orders: Orders, here: Kept, *failed: Action) -> tuple[Sequence[Action], bool]:
+        kept = {attempt: here}
+        return decide(Situation(orders, kept)), may_be_whole(orders, kept, failed)
 
-    without_head = Kept(unverified=names)
-    assert decide(situation(without_head)) == [GetHead(attempt)]
-    assert verifies(situation(without_head))
-    assert not verifies(situation(without_head, GetHead(attempt))), "its head cannot be had now"
-    with_head = Kept(PARTS[attempt], unverified=names)
-    assert decide(situation(with_head)) == [VerifyFile(attempt, name) for name in sorted(names)]
-    assert verifies(situation(with_head))
-    assert not verifies(situation(Kept(PARTS[attempt], verified=names)))
-    assert decide(situation(Kept())) == []
+    without_head, with_head = Kept(unverified=names), Kept(PARTS[attempt], unverified=names)
+    assert looked(without_source, without_head) == ([], False)
+    assert looked(with_source, without_head) == ([GetHead(attempt)], True)
+    assert looked(with_source, without_head, GetHead(attempt))[1] is False
+    verifications = [VerifyFile(attempt, name) for name in sorted(names)]
+    assert looked(without_source, with_head) == (verifications, True)
+    assert looked(without_source, with_head, *verifications)[1] is False
+    assert looked(with_source, Kept(PARTS[attempt], verified=names)) == ([], False)
+    assert looked(with_source, Kept()) == ([], False)
+    assert looked(Orders(), with_head) == ([], False)
 
 
 def test_deletions_come_first_then_newer_checkpoints():

@@ -75,6 +75,14 @@ class Copies:
         """Return the ranks whose parts no connected keeper has."""
         return [rank for rank, holders in enumerate(self.holders) if not holders]
 
+    def some_holders(self) -> tuple[str, ...]:
+        """Return the ids of one or two connected keepers with parts, which have the manifest as well."""
+        if self._missing == len(self.holders):
+            return ()
+        first = next(min(holders) for holders in self.holders if holders)
+        last = next(max(holders) for holders in reversed(self.holders) if holders)
+        return tuple(dict.fromkeys((first, last)))
+
     def only_copies(self) -> set[str]:
         """Return the keepers of which each alone has a part."""
         return {holder for holders in self.holders if len(holders) == 1 for holder in holders}

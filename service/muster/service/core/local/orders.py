@@ -6,6 +6,9 @@ from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper, Keepers
 from muster.service.core.vocabulary.local import Attempt, Level, Location, Order, Orders, Peers
 
+ANY_PART = -1
+"""Stands for the manifest among the ranks whose parts a keeper lacks."""
+
 
 def peers_of(keepers: Keepers, token: str) -> Peers:
     """Return the keepers of the current generation, as each of them is told."""
@@ -67,7 +70,7 @@ def orders_for(
                 tuple(sorted(wanted | held)),
                 _elsewhere(keeper, everywhere)
                 if is_loading
-                else _sources(keeper, keepers, one, sorted(needed - held), has_head=bool(held)),
+                else _sources(keeper, keepers, one, sorted(needed - held), holds_part=bool(held)),
                 persist,
                 commit,
             )
@@ -108,11 +111,16 @@ def locations_of(one: Copies, keepers: Keepers) -> dict[str, Location]:
 def parts_without_source(
     orders: Orders, copies: Mapping[Attempt, Copies], resumed: Attempt | None
 ) -> set[tuple[Attempt, int]]:
-    """Return the parts that a keeper with these orders may need, and that no connected keeper has."""
+    """Return the parts that a keeper with these orders may need, and that no connected keeper has.
+
+    ``ANY_PART`` stands for the manifest, which comes to a keeper together with any part.
+    """
     found: set[tuple[Attempt, int]] = set()
     for order in orders.checkpoints:
         attempt = order.checkpoint.attempt
         one = copies[attempt]
+        if not one.some_holders():
+            found.add((attempt, ANY_PART))
         missing = one.missing() if attempt == resumed else order.ranks
         found.update((attempt, rank) for rank in missing if not one.holders[rank])
     return found
@@ -123,32 +131,30 @@ def _elsewhere(keeper: Keeper, everywhere: Mapping[str, Location]) -> tuple[Loca
 
 
 def _sources(
-    keeper: Keeper, keepers: Keepers, one: Copies, needed: Sequence[int], *, has_head: bool
+    keeper: Keeper, keepers: Keepers, one: Copies, needed: Sequence[int], *, holds_part: bool
 ) -> tuple[Location, ...]:
     """Return where a keeper gets the parts that it needs, and the manifest.
 
-    A keeper that has reported nothing may have a part that it cannot verify without the manifest.
+    A keeper that has reported no part may have one that it cannot verify without the manifest.
     """
     by_keeper: dict[str, list[int]] = {}
     for rank in needed:
         for holder in sorted(one.holders[rank]):
             if holder != keeper.info.id:
                 by_keeper.setdefault(holder, []).append(rank)
-    if needed or not has_head:
-        for other in (one.record.keeper_id, _any_holder(one)):
-            if other not in ("", keeper.info.id):
-                by_keeper.setdefault(other, [])
+    if needed or not holds_part:
+        with_manifest = keepers.find(one.record.keeper_id)
+        is_there = with_manifest is not None and one.counts(with_manifest.holdings.get(one.attempt))
+        others = () if holds_part or is_there else one.some_holders()
+        for keeper_id in (one.record.keeper_id, *others):
+            if keeper_id != keeper.info.id:
+                by_keeper.setdefault(keeper_id, [])
     found = []
     for keeper_id, ranks in by_keeper.items():
         source = keepers.find(keeper_id)
         if source is not None and source.session is not None:
             found.append(Location(source.info.url, tuple(ranks)))
     return tuple(found)
-
-
-def _any_holder(one: Copies) -> str:
-    """Return the id of a keeper with a part, and so with the manifest; or ""."""
-    return next((min(holders) for holders in one.holders if holders), "")
 
 
 def _persists(keeper: Keeper, keepers: Keepers, one: Copies, rank: int) -> bool:

@@ -12,6 +12,7 @@ from muster.service.core.local.copies import Copies
 from muster.service.core.local.keepers import Keeper, Keepers
 from muster.service.core.local.levels import is_replicated
 from muster.service.core.local.orders import (
+    ANY_PART,
     committer,
     locations_of,
     orders_for,
@@ -232,9 +233,10 @@ class LocalTier:
             had, has = copies.counts(was), copies.counts(now_has)
             if had - has:
                 self._mark_all()  # It may be the source of others.
-            gained.update((attempt, rank) for rank in has - had)
+            if more := has - had:
+                gained.update((attempt, rank) for rank in (*more, ANY_PART))
             if attempt == self._persisting:
-                self._mark_persisting(has - had)
+                self._mark_persisting(more)
             self._raise_level(copies, now_has, effects)
         self._dirty[keeper.info.id] = keeper
         for holder in self.keepers.placement.get(keeper.info.id, ()):

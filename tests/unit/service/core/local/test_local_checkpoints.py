@@ -63,7 +63,7 @@ def test_keeper_without_a_manifest_is_told_where_one_is_though_it_is_to_hold_not
     job.connect(2, *held[2].values(), generation=2)
     (order,) = job.orders("k0").checkpoints
     assert order.ranks == ()
-    assert [(one.url, one.ranks) for one in order.sources] == [("http://k1", ())]
+    assert [(one.url, one.ranks) for one in order.sources] == [("http://k1", ()), ("http://k2", ())]
 
 
 def test_peers_are_told_when_every_rank_has_its_keeper():

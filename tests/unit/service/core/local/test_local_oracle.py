@@ -71,6 +71,15 @@ class LocalCheckpoints(RuleBasedStateMachine):
         self.job.connect(node)
 
     @rule(index=INDEX)
+    def lose_keeper_and_manifest(self, index: int) -> None:
+        """The node died before the manifest of its newest parts had come."""
+        node = self.node(index)
+        node.stop()
+        if node.disk:
+            node.disk[max(node.disk)].has_head = False
+        self.job.disconnect(node)
+
+    @rule(index=INDEX)
     def verify(self, index: int) -> None:
         self.job.verify_all(self.node(index))
 

@@ -52,6 +52,8 @@ class Rank:
         self._heard = 0
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         self._weight = distribute_tensor(weight_at(0), mesh, [Shard(0)])
+        self._life = distribute_tensor(torch.zeros(dist.get_world_size()), mesh, [Shard(0)])
+        """On each rank: the round in which it was saved, so that attempts at one step can be told apart."""
 
     def train(self) -> None:
         """Train from the newest checkpoint on, until all are told to finish."""
@@ -67,19 +69,24 @@ class Rank:
         self._saver.close()
 
     def _resume(self) -> int:
-        found = self._saver.resume({"weight": self._weight})
+        found = self._saver.resume(self._state())
         step = 0 if found is None else found.step
         rows = weight_at(step).chunk(dist.get_world_size())[dist.get_rank()]
         if not torch.equal(self._weight.to_local(), rows):
             self._notes.add("wrong", step, text="not all bits are those that were saved")
         is_local = found is None or Path(found.path).is_relative_to(self._disk)
-        self._notes.add("resumed", step, text="local" if is_local else "shared")
+        life = int(self._life.to_local().item())
+        self._notes.add("resumed", step, str(life), "local" if is_local else "shared")
+        self._life.to_local().fill_(int(os.environ["MUSTER_ROUND"]))
         return step
+
+    def _state(self) -> dict[str, Any]:
+        return {"weight": self._weight, "life": self._life}
 
     def _save(self, step: int) -> None:
         wait_for: Any = "local" if step // SAVE_EVERY % COPIED_EVERY else "replicated"
         self._notes.add("scheduled", step)
-        self._saver.save(step, {"weight": self._weight}, wait_for=wait_for)
+        self._saver.save(step, self._state(), wait_for=wait_for)
         self._saves.append((step, wait_for))
 
     def _is_finished(self) -> bool:

@@ -42,8 +42,8 @@ class Model:
     round: int = -1
     resumed: dict[int, int] = field(default_factory=dict)
     """By rank of this round: the step."""
-    scheduled: int = 0
-    """The last step of which a save was begun."""
+    lives: dict[int, int] = field(default_factory=lambda: {0: 0})
+    """By step that may be resumed from: the last round in which a save of it was begun."""
     finalized: int = 0
     """The newest step that a rank has finalized since the ranks resumed, or the one they resumed from."""
     copied: dict[int, int] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class Model:
 
     @property
     def is_copied(self) -> bool:
-        """Whether all ranks of this round have a step that is replicated, so that nodes may be hurt."""
-        return len(self.copied) == self.ranks
+        """Whether all ranks of a round have a step that is replicated, so that nodes may be hurt."""
+        return len(self.copied) == self.ranks and (self._hurt_in is None or self._hurt_in < self.round)
 
     def hurt(self) -> None:
         """Note that nodes lose their files, or that files are damaged."""
@@ -71,13 +71,13 @@ class Model:
             self.round, self.resumed, self.copied = event.round, {}, {}
         match event.what:
             case "scheduled":
-                self.scheduled = max(self.scheduled, event.step)
+                self.lives[event.step] = event.round
             case "finalized":
                 self.finalized = max(self.finalized, event.step)
                 if event.text == "replicated":
                     self.copied[event.rank] = event.step
                     self.replicated = max(self.replicated, event.step)
-                    if self.is_copied and self._hurt_in is not None and self._hurt_in < self.round:
+                    if self.is_copied:
                         self._hurt_in = None
             case "resumed":
                 return self._resume(event)
@@ -89,15 +89,19 @@ class Model:
 
     def _resume(self, event: Event) -> list[str]:
         wrong = []
-        who = f"rank {event.rank} of round {event.round}"
-        if set(self.resumed.values()) - {event.step}:
-            wrong.append(f"{who} resumed from step {event.step}, and others from {self.resumed}")
-        if not self._lowest <= event.step <= self.scheduled:
-            allowed = f"{self._lowest} to {self.scheduled}"
-            wrong.append(f"{who} resumed from step {event.step}, and the model allows {allowed}")
+        step, who = event.step, f"rank {event.rank} of round {event.round}"
+        if set(self.resumed.values()) - {step}:
+            wrong.append(f"{who} resumed from step {step}, and others from {self.resumed}")
+        if step < self._lowest or step not in self.lives:
+            steps = [one for one in self.lives if one >= self._lowest]
+            wrong.append(f"{who} resumed from step {step}, and the model allows {steps}")
+        elif int(event.path) != self.lives[step]:
+            wrong.append(f"{who} resumed from step {step} of round {event.path}, not {self.lives[step]}")
         if event.text != "local":
             wrong.append(f"{who} resumed from {event.text} storage")
-        self.resumed[event.rank] = self.finalized = event.step
+        self.resumed[event.rank] = self.finalized = step
+        # What is newer is abandoned, and must not come back with a disk that was away.
+        self.lives = {one: round for one, round in self.lives.items() if one <= step}
         return wrong
 
 
@@ -119,7 +123,8 @@ class LocalTorchrunChaos(Chaos):
             Job(folder, self._coordinator.endpoint, RUN, command=rank, restarts=10 * self.faults)
         )
         stack.callback(self._end_keepers)
-        self._news = stack.enter_context(Wire(folder / "events")).events()
+        self._wire = stack.enter_context(Wire(folder / "events"))
+        self._news = self._wire.events()
         self._disks = 0
         self._shelf: list[str] = []
         """Nodes that were replaced, and may come back with their old files."""
@@ -130,6 +135,8 @@ class LocalTorchrunChaos(Chaos):
         while not self.wrong and not self.model.is_copied:
             self._see()
         for _ in range(self.chance.randint(0, 8 * self.nodes)):
+            self._see()
+        while not self._wire.is_quiet():
             self._see()
         if self.wrong or self.injected.total() >= self.faults:
             return False
@@ -146,7 +153,7 @@ class LocalTorchrunChaos(Chaos):
             codes = [agent.wait() for agent in self._agents]
             assert codes == [0] * self.nodes, self._job.said()
         self.counts["rounds"] = self.model.round + 1
-        self.counts["steps"] = self.model.scheduled
+        self.counts["steps"] = max(self.model.lives)
 
     def stacks(self) -> str:
         """Return what the agents said."""

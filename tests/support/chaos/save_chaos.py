@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -252,6 +253,8 @@ class Wire:
         self._file = os.open(path, os.O_RDWR)
         self._poll = select.poll()
         self._poll.register(self._file, select.POLLIN)
+        self._lines: deque[bytes] = deque()
+        """What was read, and not taken yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -260,12 +263,19 @@ class Wire:
         os.close(self._file)
 
     def events(self) -> Iterator[Event]:
+        """Wait for one event after the other."""
         rest = b""
         while True:
+            while self._lines:
+                yield from_line(self._lines.popleft().decode())
             if not self._poll.poll(PATIENCE * 1000):
                 raise AssertionError(f"no rank saw anything for {PATIENCE:g} s")
             *lines, rest = (rest + os.read(self._file, 65536)).split(b"\n")
-            yield from (from_line(line.decode()) for line in lines)
+            self._lines.extend(lines)
+
+    def is_quiet(self) -> bool:
+        """Return whether no event is there to be taken."""
+        return not self._lines and not self._poll.poll(0)
 
 
 def _wait_for_child(pid: int) -> int | None:

@@ -120,7 +120,8 @@ def seen_by_two(*events: tuple[int, int, str, int, str], hurt_after: int | None 
     """Return what the model of a job of two ranks finds wrong.
 
     Args:
-        events: the round, the rank, and what it saw.
+        events: the round, the rank, what it saw, the step, and a text: of a resumption, where it came from
+            and in which round it was saved.
         hurt_after: after so many events, a node loses its files.
     """
     model, wrong = local_torchrun_chaos.Model(2), list[str]()
@@ -128,14 +129,20 @@ def seen_by_two(*events: tuple[int, int, str, int, str], hurt_after: int | None 
         if number == hurt_after:
             assert model.is_copied
             model.hurt()
-        wrong += model.see(Event(rank, what, step, round=round, text=text))
+            assert not model.is_copied
+        text, _, life = text.partition(" ")
+        wrong += model.see(Event(rank, what, step, life, round, text))
     return wrong
 
 
+def both(round: int, what: str, step: int, text: str = "") -> list[tuple[int, int, str, int, str]]:
+    return [(round, rank, what, step, text) for rank in (0, 1)]
+
+
 FIRST_ROUND = (
-    *((0, rank, "resumed", 0, "local") for rank in (0, 1)),
-    *((0, rank, "scheduled", step, "") for step in (4, 8, 12, 16) for rank in (0, 1)),
-    *((0, rank, "finalized", 8, "replicated") for rank in (0, 1)),
+    *both(0, "resumed", 0, "local 0"),
+    *(one for step in (4, 8, 12, 16) for one in both(0, "scheduled", step)),
+    *both(0, "finalized", 8, "replicated"),
     (0, 0, "finalized", 12, "local"),
 )
 HURT = len(FIRST_ROUND)
@@ -144,15 +151,15 @@ HURT = len(FIRST_ROUND)
 @pytest.mark.parametrize(
     ("step", "text", "hurt_after", "wrong"),
     [
-        (12, "local", None, ""),
-        (16, "local", None, ""),
-        (8, "local", None, "the model allows 12 to 16"),
-        (20, "local", None, "the model allows 12 to 16"),
-        (12, "shared", None, "from shared storage"),
-        (8, "local", HURT, ""),
-        (12, "local", HURT, ""),
-        (4, "local", HURT, "the model allows 8 to 16"),
-        (0, "local", HURT, "the model allows 8 to 16"),
+        (12, "local 0", None, ""),
+        (16, "local 0", None, ""),
+        (8, "local 0", None, "the model allows [12, 16]"),
+        (20, "local 0", None, "the model allows [12, 16]"),
+        (12, "shared 0", None, "from shared storage"),
+        (8, "local 0", HURT, ""),
+        (12, "local 0", HURT, ""),
+        (4, "local 0", HURT, "the model allows [8, 12, 16]"),
+        (0, "local 0", HURT, "the model allows [8, 12, 16]"),
     ],
 )
 def test_model_of_rounds_finds_a_wrong_resumption(step: int, text: str, hurt_after: int | None, wrong: str):
@@ -161,22 +168,28 @@ def test_model_of_rounds_finds_a_wrong_resumption(step: int, text: str, hurt_aft
 
 
 def test_model_of_rounds_finds_ranks_on_different_steps_and_wrong_bits():
-    resumed = ((1, 0, "resumed", 12, "local"), (1, 1, "resumed", 16, "local"))
+    resumed = ((1, 0, "resumed", 16, "local 0"), (1, 1, "resumed", 12, "local 0"))
     (different,) = seen_by_two(*FIRST_ROUND, *resumed)
-    assert different == "rank 1 of round 1 resumed from step 16, and others from {0: 12}"
+    assert different == "rank 1 of round 1 resumed from step 12, and others from {0: 16}"
     (bits,) = seen_by_two(*FIRST_ROUND, (1, 0, "wrong", 12, "not all bits are right"))
-    assert bits == "rank 0 resumed from step 12 in round 1: not all bits are right"
+    assert bits == "rank 0 resumed from step 12 in round 1: not"
 
 
 def test_model_of_rounds_allows_no_older_step_again_once_there_are_copies():
-    lost = (*FIRST_ROUND, *((1, rank, "resumed", 8, "local") for rank in (0, 1)))
-    early = seen_by_two(
-        *lost, (1, 0, "finalized", 12, "local"), (2, 0, "resumed", 8, "local"), hurt_after=HURT
-    )
-    assert early == []
-    copied = (*lost, *((1, rank, "finalized", 12, "replicated") for rank in (0, 1)))
-    (late,) = seen_by_two(*copied, (2, 0, "resumed", 8, "local"), hurt_after=HURT)
-    assert "the model allows 12 to 16" in late
+    lost = (*FIRST_ROUND, *both(1, "resumed", 8, "local 0"), *both(1, "scheduled", 12))
+    early = (*lost, (1, 0, "finalized", 12, "local"), (2, 0, "resumed", 8, "local 0"))
+    assert seen_by_two(*early, hurt_after=HURT) == []
+    copied = (*lost, *both(1, "finalized", 12, "replicated"))
+    (late,) = seen_by_two(*copied, (2, 0, "resumed", 8, "local 0"), hurt_after=HURT)
+    assert "the model allows [12]" in late
+
+
+def test_model_of_rounds_finds_an_abandoned_step_that_comes_back():
+    lost = (*FIRST_ROUND, *both(1, "resumed", 8, "local 0"), *both(1, "scheduled", 12))
+    (gone,) = seen_by_two(*lost, (2, 0, "resumed", 16, "local 0"), hurt_after=HURT)
+    assert "the model allows [8, 12]" in gone
+    (stale,) = seen_by_two(*lost, (2, 0, "resumed", 12, "local 0"), hurt_after=HURT)
+    assert stale == "rank 0 of round 2 resumed from step 12 of round 0, not 1"
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,9 @@ class KeepRequest(google.protobuf.message.Message):
     protocol_version: builtins.int
     """The version of this protocol that the keeper speaks, as in Hello."""
     is_complete: builtins.bool
-    """Whether all that is in its folder has been verified, and is among the holdings if it is whole."""
+    """Whether all that it found in its folder has been verified, as far as it can be now, and is among the holdings if it
+    is whole. It cannot be without the manifest, if the orders name nobody that has it.
+    """
     @property
     def keeper(self) -> global___Keeper:
         """The keeper."""

@@ -19,7 +19,9 @@ from muster.keeper.fetching import DamagedSourcesError, NoSourceError, SilentSou
 from muster.keeper.file_store import FileStore, QuotaError, wait_for_all
 from muster.keeper.folder import KeeperFolder
 from muster.keeper.transport import AbsentError, TransportError
+from muster.keeper.verifying import read_head
 from muster.keeper.vocabulary import HEAD, Location, Order, Orders
+from tests.support.expect import some
 from tests.support.keeping.bytes_stream import BytesStream
 from tests.support.keeping.checkpoints import MadeCheckpoint, made_checkpoint
 
@@ -123,6 +125,27 @@ async def test_attempt_with_another_manifest_than_ordered_is_not_verified(
     store.orders = Orders({made.attempt: Order(other.local())})
     await store.verify_attempt(made.attempt)
     assert store.verified.attempts() == set()
+
+
+async def test_file_that_was_verified_against_another_manifest_does_not_count(
+    store: FileStore, made: MadeCheckpoint
+):
+    """A disk may have an attempt of the same name from before the coordinator lost its state."""
+    old = made_checkpoint(world_size=2, size=90_000)
+    assert old.attempt == made.attempt
+    old.write(store.folder.path, [0], head=True)
+    heads = []
+    for one in (old, made):
+        one.write(store.folder.path, [], head=True)
+        heads.append(some(read_head(store.folder.attempt(one.attempt))))
+    store.verified.put_head(made.attempt, heads[0])
+    verifying = asyncio.create_task(store.verify_file(made.attempt, heads[0], MINE))
+    await asyncio.sleep(0)  # It has begun.
+    store.verified.put_head(made.attempt, heads[1])
+    assert not await verifying
+    assert not store.has(made.attempt, MINE)
+    assert not await store.verify_file(made.attempt, heads[1], MINE)
+    assert not store.may_come(made.attempt, MINE)
 
 
 async def test_file_that_was_written_to_since_counts_no_longer(store: FileStore, made: MadeCheckpoint):

@@ -145,6 +145,48 @@ async def test_keeper_reports_ordered_checkpoints_and_then_the_newest(
     assert list(keeper.report().holdings) == [made[1].attempt, *newest[1:]]
 
 
+async def test_keeper_waits_for_the_manifest_of_a_part_as_long_as_somebody_has_it(
+    tmp_path: Path, threads: ThreadPoolExecutor
+):
+    made = made_checkpoint()
+    keeper = keeper_in(tmp_path, OneSource(made), threads)
+    made.write(keeper.files.folder.path, [0])
+    await keeper.verify_all()
+    assert not keeper.report().is_complete, "only orders say whether somebody has it"
+    keeper.take_orders(Orders({made.attempt: Order(made.local())}))
+    assert keeper.report().is_complete, "nobody has it"
+    elsewhere = (Location(SOURCE, frozenset()),)
+    keeper.take_orders(Orders({made.attempt: Order(made.local(), sources=elsewhere)}))
+    assert not keeper.report().is_complete
+    running = asyncio.create_task(keeper.run())
+    assert await keeper.changes.until(lambda: bool(keeper.report().is_complete), PATIENCE)
+    assert keeper.report().holdings[made.attempt].ranks == {0}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_keeper_does_not_wait_for_a_manifest_from_a_silent_source(
+    tmp_path: Path, threads: ThreadPoolExecutor
+):
+    made = made_checkpoint()
+    keeper = keeper_in(tmp_path, SilentTransport(enough=1), threads)
+    made.write(keeper.files.folder.path, [0])
+    await keeper.verify_all()
+
+    def source(url: str) -> Orders:
+        return Orders({made.attempt: Order(made.local(), sources=(Location(url, frozenset()),))})
+
+    keeper.take_orders(source(SOURCE))
+    running = asyncio.create_task(keeper.run())
+    assert await keeper.changes.until(lambda: bool(keeper.report().is_complete), PATIENCE)
+    keeper.take_orders(source(SOURCE))
+    assert keeper.report().is_complete
+    keeper.take_orders(source("http://node-2:1"))
+    assert not keeper.report().is_complete, "another one may have it"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_part_that_vanished_from_shared_storage_is_fetched_for_the_commit(
     tmp_path: Path, threads: ThreadPoolExecutor
 ):

@@ -30,7 +30,7 @@ from muster.service.core.vocabulary.local import (
 from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.storage.codec import decode_all, encode_all
-from tests.support.expect import of_kind, some
+from tests.support.expect import some
 from tests.support.keepers.nodes import Folder, Node
 from tests.support.keepers.rules import NONE, Rules
 
@@ -93,6 +93,16 @@ class Job:
         if self._persist_to:
             return Level.PERSISTED
         return Level.REPLICATED if self._replicas else Level.LOCAL
+
+    @property
+    def least(self) -> Level:
+        """The level that its checkpoints have once its keepers have come to rest."""
+        has_room = self._replicas < len(self.ranks)
+        return self.most if has_room or self._persist_to else Level.LOCAL
+
+    def waits_for(self, checkpoint: LocalCheckpoint) -> bool:
+        """Return whether the caller of a commit still waits."""
+        return any(one == checkpoint for one, _ in self._committing.values())
 
     @property
     def resumed(self) -> LocalCheckpoint | None:
@@ -258,12 +268,7 @@ class Job:
         """The keeper has verified all that it found in its folder."""
         for attempt in node.disk:
             node.verify(attempt)
-        orders = node.orders.checkpoints if node.orders is not None else ()
-        node.is_complete = not any(
-            order.sources and not node.disk[order.checkpoint.attempt].has_head
-            for order in orders
-            if order.checkpoint.attempt in node.disk
-        )
+        node.is_complete = not node.lacks_manifest
         self.report(node)
 
     def work(self, node: Node, *, is_quick: bool = True) -> bool:
@@ -278,11 +283,10 @@ class Job:
         """
         if node.orders is None:
             return False
-        orders = node.orders
-        named = {order.checkpoint.attempt for order in orders.checkpoints}
-        for attempt in [one for one in node.disk if one < orders.forget_before and one not in named]:
+        named = {order.checkpoint.attempt for order in node.orders.checkpoints}
+        for attempt in [one for one in node.disk if one < node.orders.forget_before and one not in named]:
             del node.disk[attempt]
-        for order in orders.checkpoints:
+        for order in node.orders.checkpoints:
             self._follow(node, order, is_quick=is_quick)
         before = node.reported
         self.report(node)
@@ -355,9 +359,7 @@ class Job:
             folder = source.disk.get(order.checkpoint.attempt)
             if rank not in location.ranks or source is node or folder is None or source.session is None:
                 continue
-            if not folder.has_head:
-                continue
-            if folder.parts.get(rank):
+            if folder.has_head and folder.parts.get(rank):
                 return True
             if rank in folder.parts:
                 source.verify(order.checkpoint.attempt)
@@ -496,53 +498,3 @@ class Job:
             for rank in needed
         ]
         return all(found)
-
-    # ------------------------------------------------------------------ when all is well
-
-    def _newest_on_disks(self) -> Attempt | None:
-        """The newest checkpoint of which each part is whole on a disk, one of them with the manifest."""
-
-        def is_there(checkpoint: LocalCheckpoint) -> bool:
-            found = [node.disk.get(checkpoint.attempt) for node in self.nodes.values()]
-            here = [one for one in found if one is not None and one.digest == checkpoint.manifest_digest]
-            parts = {rank for one in here for rank, is_intact in one.parts.items() if is_intact}
-            has_manifest = any(one.has_head and any(one.parts.values()) for one in here)
-            return has_manifest and parts == set(range(checkpoint.world_size))
-
-        known = (one.checkpoint for one in self.rules.known.values())
-        return max((one.attempt for one in known if is_there(one)), default=None)
-
-    def settle(self) -> None:
-        """All nodes are there for long enough: the job resumes, saves, and is as safe as it asked for."""
-        for node in self.nodes.values():
-            if node.session is None:
-                self.connect(node)
-            self.attach(node)
-            self.verify_all(node)
-        for _ in range(2):
-            for node in self.nodes.values():
-                self.work(node)
-                self.verify_all(node)
-        newest = self._newest_on_disks()
-        was_training = self.is_training
-        for _ in range(2 + len(self.rules.known) * 2):
-            if self.is_training:
-                break
-            self.recover()
-            self.load()
-        if not was_training:
-            found = self.resumed
-            assert newest is None or found is None or found.attempt >= newest, "a part on a disk was not used"
-        assert self.is_training, "the job does not come back"
-        has_room = self._replicas < len(self.ranks)
-        wanted = self.most if has_room or self._persist_to else Level.LOCAL
-        checkpoint = self.save()
-        self.commit(checkpoint, wanted)
-        for _ in range(20):
-            if not any([self.work(node) for node in self.nodes.values()]):
-                break
-        else:
-            raise AssertionError("keepers never come to rest")
-        kept = of_kind(type(self.rules.known[checkpoint.attempt]), self.rules.known[checkpoint.attempt])
-        assert kept.level >= wanted, f"it is {kept.level.name}, and {wanted.name} was asked for"
-        assert not any(one == checkpoint for one, _ in self._committing.values()), "the commit waits in vain"

@@ -67,6 +67,13 @@ class Node:
         """What it says of itself."""
         return KeeperInfo(self.name, self.url, self.domain)
 
+    @property
+    def lacks_manifest(self) -> bool:
+        """Whether it has parts without the manifest, and its orders name nodes that have it."""
+        orders = self.orders.checkpoints if self.orders is not None else ()
+        here = (one for one in orders if one.checkpoint.attempt in self.disk)
+        return any(one.sources and not self.disk[one.checkpoint.attempt].has_head for one in here)
+
     def write(self, checkpoint: LocalCheckpoint, rank: int) -> None:
         """A rank writes its part."""
         folder = self.disk.get(checkpoint.attempt)

@@ -4,6 +4,7 @@ import pytest
 
 from muster.service.core.vocabulary.local import LocalCheckpoint
 from tests.support.keepers.job import Job
+from tests.support.keepers.settling import settle
 
 
 def new_job(replicas: int = 0, persist_to: str = "") -> Job:
@@ -109,7 +110,7 @@ def test_copies_stay_where_they_are_when_the_coordinator_restarts():
         job.connect(node)
         job.verify_all(node)
     job.start([(node, 1) for node in job.nodes.values()], job.nodes.values())
-    job.settle()
+    settle(job)
     job.disconnect(job.nodes["k2"])
     rest = [node for node in job.nodes.values() if node.session is not None]
     job.start([(node, 1) for node in rest], rest)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from muster.service.core.vocabulary.local import Level
 from tests.support.keepers.job import Job
 from tests.support.keepers.nodes import Node
+from tests.support.keepers.settling import settle
 
 NODES = 5
 INDEX = st.integers(0, 1_000)
@@ -201,7 +202,7 @@ class LocalCheckpoints(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.job.settle()
+        settle(self.job)
 
 
 TestLocalCheckpoints = LocalCheckpoints.TestCase

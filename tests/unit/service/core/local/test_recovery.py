@@ -18,6 +18,7 @@ from muster.service.core.vocabulary.local import (
 from muster.service.core.vocabulary.model import Instant
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.keepers.job import Job
+from tests.support.keepers.settling import settle
 
 NOW = Instant(0.0, 1e9)
 
@@ -29,7 +30,7 @@ def new_job(domains: list[str], replicas: int) -> Job:
         job.connect(node)
         job.verify_all(node)
     job.start([(node, 1) for node in job.nodes.values()], job.nodes.values())
-    job.settle()
+    settle(job)
     return job
 
 

@@ -28,7 +28,7 @@ class Outbox:
         self.closed = False
         """Whether it accepts no more messages."""
         self.is_writing = False
-        """Whether the write of a message that was taken has not ended."""
+        """Whether a message that was taken is being written, or its write has failed."""
         self._wake: asyncio.Future[None] | None = None
         self._fewer: asyncio.Event | None = None
         """Set when fewer messages wait; None before anything has waited for that."""

@@ -103,8 +103,8 @@ class Writes:
     ) -> Awaitable[None]:
         """Return what writes a message to the caller of a call; await it at once.
 
-        A small message is made at once, and costs no coroutine of its own here. A large one may wait for those
-        before it.
+        A small message is made at once, and costs no coroutine of its own here. A large one may wait for
+        those before it.
 
         Args:
             call: the call.

@@ -245,7 +245,13 @@ class Rules:
         with_head = {
             one.url for rank in range(checkpoint.world_size) for one in self.holders(checkpoint, rank)
         }
-        if with_head and not held:  # It may have a part that it cannot verify without the manifest.
+        committer = self._nodes.get(record.keeper_id)
+        if committer is not None and committer.session is not None:
+            there = committer.disk.get(checkpoint.attempt)
+            if there is not None and there.has_head:
+                with_head.add(committer.url)
+        # It may have a part that it cannot verify without the manifest.
+        if with_head and not held and node is not committer:
             assert with_head & {location.url for location in order.sources}, "nobody has the manifest"
         assert set(order.persist) <= held
         if order.commit:

@@ -21,6 +21,8 @@ class Copies:
         """The ranks whose parts are in shared storage."""
         self.is_given_up = False
         """Whether nobody tries to persist it any more."""
+        self.is_fresh = False
+        """Whether the keeper that had the manifest at the commit has been connected ever since."""
         self._missing = record.checkpoint.world_size
         self._short = record.checkpoint.world_size
         """The number of ranks whose parts are on fewer nodes than was asked for."""

@@ -119,7 +119,7 @@ def parts_without_source(
     for order in orders.checkpoints:
         attempt = order.checkpoint.attempt
         one = copies[attempt]
-        if not one.some_holders():
+        if not one.is_fresh and not one.some_holders():
             found.add((attempt, ANY_PART))
         missing = one.missing() if attempt == resumed else order.ranks
         found.update((attempt, rank) for rank in missing if not one.holders[rank])
@@ -143,9 +143,7 @@ def _sources(
             if holder != keeper.info.id:
                 by_keeper.setdefault(holder, []).append(rank)
     if needed or not holds_part:
-        with_manifest = keepers.find(one.record.keeper_id)
-        is_there = with_manifest is not None and one.counts(with_manifest.holdings.get(one.attempt))
-        others = () if holds_part or is_there else one.some_holders()
+        others = () if holds_part or one.is_fresh else one.some_holders()
         for keeper_id in (one.record.keeper_id, *others):
             if keeper_id != keeper.info.id:
                 by_keeper.setdefault(keeper_id, [])

@@ -110,8 +110,7 @@ class LocalTier:
         """The last attempt that may not be committed: later ones are of the present life of the job."""
         recovered = self.recovery.generation if self.recovery is not None else 0
         generation = max(self.keepers.generation, recovered)
-        known = self.newest
-        over = Attempt(generation, -1)
+        known, over = self.newest, Attempt(generation, -1)
         return over if known is None else max(known, over)
 
     @property
@@ -142,15 +141,15 @@ class LocalTier:
         replaced = known.session if known is not None else None
         if known is not None and replaced is not None:
             effects.send(replaced, Refused(refusals.keeper_replaced(self.run_id, known.info), final=True))
-            self._set_holdings(known, {}, effects)
+            self._lose(known, effects)
         self._token = self._token or event.new_token
         keeper = self.keepers.add(event.keeper)
         keeper.session, keeper.told = event.session, None
         self._everywhere = None
-        keeper.holdings = {}
+        keeper.holdings, keeper.transfers = {}, event.transfers
         keeper.disk, keeper.is_complete = event.disk, event.is_complete
-        keeper.transfers = event.transfers
-        self._dirty[keeper.info.id] = keeper
+        if any(one.record.keeper_id == keeper.info.id for one in self._copies.values()):
+            self._mark_all()  # It may have manifests that others need.
         self._set_holdings(keeper, {one.attempt: one for one in event.holdings}, effects)
         if event.attachment is not None:
             self._attach(keeper, event.attachment)
@@ -180,13 +179,19 @@ class LocalTier:
             if keeper.session == session:
                 keeper.session = keeper.told = None
                 self._everywhere = None
-                self._set_holdings(keeper, {}, effects)
+                self._lose(keeper, effects)
                 self.keepers.remove_if_unused(keeper)
                 self._mark_all()
                 # Many keepers may be lost at once, as at a job's end. One round of orders is enough for them.
                 self._timers.arm(self, now.monotonic + ORDERS_PAUSE)
                 self._decide(now, effects)
                 return
+
+    def _lose(self, keeper: Keeper, effects: Effects) -> None:
+        """The stream of a keeper is over, and it may come back without what it had."""
+        for copies in self._copies.values():
+            copies.is_fresh &= copies.record.keeper_id != keeper.info.id
+        self._set_holdings(keeper, {}, effects)
 
     def _attach(self, keeper: Keeper, attachment: Attachment) -> bool:
         """Attach a keeper to ranks. Returns whether that changes anything."""
@@ -265,6 +270,7 @@ class LocalTier:
             copies = self._copies[checkpoint.attempt] = Copies(record)
             effects.records.append(record)
             for keeper in self.keepers.connected():
+                copies.is_fresh |= keeper.info.id == event.keeper_id
                 copies.change(keeper.info.id, None, keeper.holdings.get(checkpoint.attempt))
             self._raise_level(copies, None, effects)
             self._mark_all()
@@ -313,13 +319,8 @@ class LocalTier:
             return
         copies.record = record
         effects.records.append(record)
-        effects.notices.append(
-            Notice(
-                "checkpoint.level",
-                self.run_id,
-                f"step {record.checkpoint.step} is {record.level.name}",
-            )
-        )
+        reason = f"step {record.checkpoint.step} is {record.level.name}"
+        effects.notices.append(Notice("checkpoint.level", self.run_id, reason))
         self._mark_all()
         for session, (attempt, wanted) in list(self._waiting.items()):
             if attempt == copies.attempt and record.level >= wanted:
@@ -492,8 +493,7 @@ class LocalTier:
         return self._everywhere
 
     def _mark(self, keeper_id: str) -> None:
-        keeper = self.keepers.find(keeper_id)
-        if keeper is not None:
+        if (keeper := self.keepers.find(keeper_id)) is not None:
             self._dirty[keeper_id] = keeper
 
     def _mark_all(self) -> None:

@@ -54,9 +54,9 @@ class World:
             self.calls[peer].takes.set()
         return self.can_end
 
-    def write(self, call: Call, size: int = UNIT, reader: str = "") -> asyncio.Task[None]:
+    def write(self, call: Call, size: int = UNIT, reader: str = "") -> asyncio.Future[None]:
         self.calls[call.peer()] = call
-        return asyncio.create_task(self.writes.write(call, size, lambda: bytes(size), lambda: reader))
+        return asyncio.ensure_future(self.writes.write(call, size, lambda: bytes(size), lambda: reader))
 
 
 @in_virtual_time

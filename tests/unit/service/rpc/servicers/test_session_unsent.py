@@ -197,7 +197,7 @@ async def test_connection_of_a_slow_reader_that_another_reader_needs_ended_is_no
     context.reads.clear()
     session.deliver(Outgoing(None, lambda _: bytes(size)))  # type: ignore[arg-type]
     await settle()
-    other = asyncio.create_task(writes.write(FakeContext(), size, lambda: bytes(size), lambda: "other"))
+    other = asyncio.ensure_future(writes.write(FakeContext(), size, lambda: bytes(size), lambda: "other"))
     await asyncio.wait({serving})
     assert driver.events[-1] == Disconnected(ID, reset=False)
     context.reads.set()

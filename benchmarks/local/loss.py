@@ -93,15 +93,13 @@ def is_saved(kind: str, folder: Path, coordinator: Coordinator | None, step: int
             return (folder / str(step) / ".metadata").exists()
 
 
-def read_parts(nodes: Nodes) -> float:
-    """Read a part of each rank from the nodes' disks, all at once, past the page cache.
+def read_parts(folder: Path) -> float:
+    """Read a part of each rank from the nodes' disks, all at once, after dropping them from the page cache.
 
     Returns:
         The seconds that the slowest took.
     """
-    parts = {
-        path.name: path for number in range(len(nodes.agents)) for path in newest_parts(nodes.disk(number))
-    }
+    parts = {path.name: path for disk in folder.glob("disk-*") for path in newest_parts(disk)}
     assert len(parts) == WORLD_SIZE, parts
     for path in parts.values():
         with path.open("rb") as file:
@@ -176,7 +174,7 @@ def recover(kind: str, size: int) -> Recovery:
             max(rank.steps[0][0] for rank in found) - at,
             last - min(rank.resumed for rank in found),
             read,
-            read_parts(nodes) if kind == "local" else None,
+            read_parts(folder) if kind == "local" else None,
         )
 
 

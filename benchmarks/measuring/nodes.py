@@ -74,12 +74,13 @@ class Nodes:
         shutil.rmtree(self.disk(number), ignore_errors=True)
 
     def end(self) -> None:
-        """Kill all processes."""
+        """Kill all processes. A second call does nothing: others may have their numbers by then."""
         for number, agent in enumerate(self.agents):
             for process in self.processes(number):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             agent.wait()
+        self.agents.clear()
 
     def wait(self, done: Callable[[], bool], lost: int | None = None) -> bool:
         """Wait for something.

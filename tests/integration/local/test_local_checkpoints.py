@@ -259,9 +259,7 @@ def test_job_resumes_from_what_the_model_allows_after_many_faults(tmp_path: Path
 
 
 @pytest.mark.timeout(3600)
-def test_job_under_torchrun_resumes_from_what_the_model_allows_after_many_faults(
-    tmp_path: Path, thorough: bool
-):
+def test_job_under_torchrun_resumes_from_an_allowed_step_after_many_faults(tmp_path: Path, thorough: bool):
     chaos = LocalTorchrunChaos(seed=3, faults=300 if thorough else 6).run(tmp_path)
     print(chaos.account())
     assert chaos.wrong == []

@@ -18,31 +18,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from muster.worker import AsyncSaveError, Checkpointer, GrpcBarrier
+from muster.worker import Checkpointer, GrpcBarrier
 from muster.worker.saves.writers.callers import ForkCaller
+from tests.support.chaos.noted_saves import NotedSaves, Notes, are_told_to_finish, leave_trace
 from tests.support.saves.file_saver import BlindCaller, FileSaver
-from tests.support.saves.save_history import STRIDE, Event, extras_at, to_line, weight_at
+from tests.support.saves.save_history import STRIDE, extras_at, weight_at
 
 SAVE_EVERY = 2
 MOST_IN_FLIGHT = 3
-
-
-class Notes:
-    """What this rank sees, where a SIGKILL does not undo it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._rank, self._round = int(os.environ["RANK"]), int(os.environ["MUSTER_ROUND"])
-        history = folder / f"history-{self._round:04}-{self._rank}"
-        self._files = (
-            os.open(history, os.O_WRONLY | os.O_APPEND | os.O_CREAT),
-            os.open(folder / "events", os.O_WRONLY),
-        )
-
-    def add(self, what: str, step: int, path: Path | str = "", text: str = "") -> None:
-        """Write an event down."""
-        line = to_line(Event(self._rank, what, step, str(path), self._round, text)).encode()
-        for file in self._files:
-            os.write(file, line)
 
 
 class Rank:
@@ -61,16 +44,14 @@ class Rank:
         self._pause = pause
         self._device = device
         self._notes = Notes(folder)
-        self._finish = folder / "finish"
+        self._folder = folder
         barrier = GrpcBarrier(barrier_prefix="save")
         self._saver: Any = (
             Checkpointer(place, barrier=barrier)
             if kind == "checkpointer"
             else FileSaver(Path(place), barrier, BlindCaller() if kind == "blind" else ForkCaller())
         )
-        self._steps: list[int] = []
-        """By the number of the save."""
-        self._heard = 0
+        self._saves = NotedSaves(self._saver, self._notes)
         if device == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]  # Else the mesh takes a GPU for each rank.
         mesh = init_device_mesh(device, (dist.get_world_size(),))
@@ -88,15 +69,15 @@ class Rank:
         self._notes.add("closed", step)
 
     def _train_on(self, step: int) -> int:
-        while not self._finished():
+        while not are_told_to_finish(self._folder):
             step += 1
             time.sleep(self._pause)
             self._weight.to_local().add_(STRIDE)
             if step % SAVE_EVERY == 0:
                 self._saver.save(step, self._state_at(step))
-                self._steps.append(step)
+                self._saves.begin(step)
                 self._notes.add("scheduled", step)
-            self._listen(blocking=len(self._steps) - self._heard >= MOST_IN_FLIGHT)
+            self._listen(blocking=self._saves.in_flight >= MOST_IN_FLIGHT)
         return step
 
     def _resume(self) -> int:
@@ -118,45 +99,19 @@ class Rank:
         on_device = {key: value.to(self._device) for key, value in extras.items()}
         return {"weight": self._weight, "step": step, **on_device}
 
-    def _finished(self) -> bool:
-        """What makes this a job of many ranks: if one is gone, the others cannot train on."""
-        wish = torch.tensor([int(self._finish.exists())])
-        dist.all_reduce(wish, dist.ReduceOp.MAX)
-        return bool(wish)
-
     def _listen(self, blocking: bool) -> None:
         """Write down what there is to be known of the saves."""
-        news = self._heard
-        while True:
-            try:
-                done = len(self._saver.finalize(blocking))
-            except AsyncSaveError as error:
-                # It also ends those before it that the same call has finalized.
-                self._hear("finalized", error.call_idx - self._heard)
-                self._hear("failed", 1, str(error))
-                continue
-            self._hear("finalized", done)
-            break
-        if self._heard > news and (latest := self._saver.latest()) is not None:
+        if self._saves.listen(blocking) and (latest := self._saver.latest()) is not None:
             self._notes.add("latest", latest.step, latest.path)
-
-    def _hear(self, what: str, count: int, text: str = "") -> None:
-        for step in self._steps[self._heard : self._heard + count]:
-            self._notes.add(what, step, text=text[:500])
-        self._heard += count
 
 
 def main() -> None:
     folder, place, kind, device = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
     pause = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
-    born = folder / f"born-{os.getpid()}"
-    born.write_text(
-        f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
-    )
     # Its children have the handler and the file, too.
     with (folder / f"stacks-{os.getpid()}").open("a") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
-        born.rename(folder / f"worker-{os.getpid()}")
+        leave_trace(folder)
         _train(folder, place, kind, device, pause)
 
 

@@ -6,10 +6,7 @@ most one node loses its disk or has files damaged in a round. For a long run:
     python -m tests.support.chaos.local_chaos --rounds 120
 """
 
-import os
-import signal
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -121,11 +118,7 @@ class LocalChaos(Chaos):
                 time.sleep(self.chance.random() * 0.3)
                 self.injected["keeper killed while ranks resume"] += self._any_node().kill_keeper()
             case "stopped keeper":
-                pid = self._any_node().keeper
-                if pid is not None:
-                    self.injected["keeper stopped while ranks resume"] += 1
-                    os.kill(pid, signal.SIGSTOP)
-                    threading.Timer(PAUSE, lambda: _continue(pid)).start()
+                self.injected["keeper stopped while ranks resume"] += self._any_node().pause_keeper(PAUSE)
 
     def _hurt(self) -> None:
         """Inject faults between two generations."""
@@ -161,13 +154,6 @@ class LocalChaos(Chaos):
 
     def _any_node(self) -> Node:
         return self.chance.choice(self._job.nodes)
-
-
-def _continue(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
 
 
 if __name__ == "__main__":

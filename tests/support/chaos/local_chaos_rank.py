@@ -1,7 +1,6 @@
 """One rank of the job of :mod:`tests.support.chaos.local_torchrun_chaos`.
 
-It resumes, trains, and saves to its node. What it sees goes at once to a history and to the test, as with
-:mod:`tests.support.chaos.chaos_rank`.
+It resumes, trains, and saves to its node. What it sees goes at once to a history and to the test.
 """
 
 import os
@@ -16,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from muster.worker import AsyncSaveError, Checkpointer, GrpcBarrier
-from tests.support.chaos.chaos_rank import Notes
+from muster.worker import Checkpointer, GrpcBarrier
+from tests.support.chaos.noted_saves import NotedSaves, Notes, are_told_to_finish, leave_trace
 from tests.support.saves.save_history import STRIDE, weight_at
 
 SAVE_EVERY = 4
@@ -38,7 +37,7 @@ class Rank:
 
     def __init__(self, folder: Path, replicas: int) -> None:
         self._notes = Notes(folder)
-        self._finish = folder / "finish"
+        self._folder = folder
         self._disk = folder / os.environ["MUSTER_NODE_NAME"]
         self._saver = Checkpointer(
             folder / "shared",
@@ -47,9 +46,7 @@ class Rank:
             persist_every=10,
             barrier=GrpcBarrier(barrier_prefix="save"),
         )
-        self._saves: list[tuple[int, str]] = []
-        """The step of each save, and what it waits for."""
-        self._heard = 0
+        self._saves = NotedSaves(self._saver, self._notes)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         self._weight = distribute_tensor(weight_at(0), mesh, [Shard(0)])
         self._life = distribute_tensor(torch.zeros(dist.get_world_size()), mesh, [Shard(0)])
@@ -58,14 +55,14 @@ class Rank:
     def train(self) -> None:
         """Train from the newest checkpoint on, until all are told to finish."""
         step = self._resume()
-        while not self._is_finished():
+        while not are_told_to_finish(self._folder):
             step += 1
             time.sleep(PACE)
             self._weight.to_local().add_(STRIDE)
             if step % SAVE_EVERY == 0:
                 self._save(step)
-            self._listen(blocking=len(self._saves) - self._heard >= MOST_IN_FLIGHT)
-        self._listen(blocking=True)
+            self._saves.listen(blocking=self._saves.in_flight >= MOST_IN_FLIGHT)
+        self._saves.listen(blocking=True)
         self._saver.close()
 
     def _resume(self) -> int:
@@ -87,41 +84,13 @@ class Rank:
         wait_for: Any = "local" if step // SAVE_EVERY % COPIED_EVERY else "replicated"
         self._notes.add("scheduled", step)
         self._saver.save(step, self._state(), wait_for=wait_for)
-        self._saves.append((step, wait_for))
-
-    def _is_finished(self) -> bool:
-        """Ask all ranks: if one is gone, the others cannot train on."""
-        wish = torch.tensor([int(self._finish.exists())])
-        dist.all_reduce(wish, dist.ReduceOp.MAX)
-        return bool(wish)
-
-    def _listen(self, blocking: bool) -> None:
-        """Note what has become of the saves."""
-        while True:
-            try:
-                done = len(self._saver.finalize(blocking))
-            except AsyncSaveError as error:
-                # It also ends the saves before it that the same call has finalized.
-                self._hear("finalized", error.call_idx - self._heard)
-                self._hear("failed", 1)
-                continue
-            self._hear("finalized", done)
-            break
-
-    def _hear(self, what: str, count: int) -> None:
-        for step, wait_for in self._saves[self._heard : self._heard + count]:
-            self._notes.add(what, step, text=wait_for)
-        self._heard += count
+        self._saves.begin(step, wait_for)
 
 
 def main() -> None:
     """Be a worker of torchrun: ``FOLDER REPLICAS``."""
     folder, replicas = Path(sys.argv[1]), int(sys.argv[2])
-    born = folder / f"born-{os.getpid()}"
-    born.write_text(
-        f"{os.environ['MUSTER_ROUND']} {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getppid()}"
-    )
-    born.rename(folder / f"worker-{os.getpid()}")
+    leave_trace(folder)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     Rank(folder, replicas).train()

@@ -9,7 +9,6 @@ and further ones while the ranks resume. For a long run:
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -19,12 +18,10 @@ from pathlib import Path
 from lab.processes.agents import Agent, Job
 from lab.processes.coordinator import Coordinator
 from tests.support.chaos.harness import Chaos, command, option
+from tests.support.chaos.local_chaos import PAUSE
 from tests.support.chaos.save_chaos import Wire
 from tests.support.saves.local_ranks import RUN, Node
 from tests.support.saves.save_history import Event
-
-KEEPER_PAUSE = 1.5
-"""Seconds for which a keeper is stopped."""
 
 
 @dataclass
@@ -291,11 +288,8 @@ class LocalTorchrunChaos(Chaos):
 
     def _stop_keeper(self) -> None:
         """Stop a keeper for a while."""
-        pid = self._node(self.chance.choice(self._agents)).keeper
-        if pid is not None:
-            os.kill(pid, signal.SIGSTOP)
-            threading.Timer(KEEPER_PAUSE, _continue, (pid,)).start()
-            self.injected["keeper stopped"] += 1
+        node = self._node(self.chance.choice(self._agents))
+        self.injected["keeper stopped"] += node.pause_keeper(PAUSE)
 
     def _kill_coordinator(self) -> None:
         """Kill the coordinator, and start it again."""
@@ -314,11 +308,6 @@ class LocalTorchrunChaos(Chaos):
             shared.rename(hidden)
             shared.write_text("not a folder")
             self.injected["shared storage away"] += 1
-
-
-def _continue(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
 
 
 if __name__ == "__main__":

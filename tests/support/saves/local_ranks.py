@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -64,6 +65,15 @@ class Node:
             os.close(handle)
         return True
 
+    def pause_keeper(self, seconds: float) -> bool:
+        """Stop its keeper for a while. Returns whether there was one."""
+        pid = self.keeper
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(seconds, _continue, (pid,)).start()
+        return True
+
     def lose(self) -> None:
         """Lose its keeper and its disk."""
         self.kill_keeper()
@@ -89,6 +99,11 @@ class Node:
         with suppress(FileNotFoundError):
             return (self.kept / "keeper.log").read_text()
         return ""
+
+
+def _continue(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _ended(pid: int) -> bool:

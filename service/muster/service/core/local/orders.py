@@ -7,7 +7,7 @@ from muster.service.core.local.keepers import Keeper, Keepers
 from muster.service.core.vocabulary.local import Attempt, Level, Location, Order, Orders, Peers
 
 ANY_PART = -1
-"""Stands for the manifest among the ranks whose parts a keeper lacks."""
+"""Means the manifest, in a set of ranks whose parts a keeper has not."""
 
 
 def peers_of(keepers: Keepers, token: str) -> Peers:
@@ -113,7 +113,7 @@ def parts_without_source(
 ) -> set[tuple[Attempt, int]]:
     """Return the parts that a keeper with these orders may need, and that no connected keeper has.
 
-    ``ANY_PART`` stands for the manifest, which comes to a keeper together with any part.
+    ``ANY_PART`` means the manifest: each keeper with a part has it.
     """
     found: set[tuple[Attempt, int]] = set()
     for order in orders.checkpoints:

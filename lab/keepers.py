@@ -58,7 +58,6 @@ class Keeper:
                 ),
                 disk=disk or local_pb2.Disk(used=1 << 30, quota=4 << 30),
                 protocol_version=1,
-                is_complete=True,
             ),
             timeout=60 * PATIENCE,
         )
@@ -105,9 +104,7 @@ class Keeper:
             ranks=ranks,
             persisted_as=persisted_as,
         )
-        request = local_pb2.ReportRequest(
-            run_id=self._run_id, keeper_id=self.id, holdings=[holding], is_complete=True
-        )
+        request = local_pb2.ReportRequest(run_id=self._run_id, keeper_id=self.id, holdings=[holding])
         self._stub.Report(request, timeout=PATIENCE)
 
     def follow(self, number: int, persisted_as: str = "") -> None:

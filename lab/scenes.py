@@ -214,9 +214,7 @@ class Keepers:
                 "0.1.0",
             )
             attachment = Attachment(generation, nodes, frozenset({number}), 1)
-            self.scene.do(
-                ConnectKeeper(self.sessions[number], run_id, info, (), disk, True, "secret", attachment)
-            )
+            self.scene.do(ConnectKeeper(self.sessions[number], run_id, info, (), disk, "secret", attachment))
         self.persist_to = ""
 
     def save(self, step: int, number: int, *, copies: bool = True, persisted_as: str = "") -> None:
@@ -244,7 +242,7 @@ class Keepers:
 
     def _report(self, number: int, holding: Holding) -> Effects:
         session = self.scene.session()
-        return self.scene.do(ReportKeeper(session, self.run_id, f"keeper-{number}", (holding,), True))
+        return self.scene.do(ReportKeeper(session, self.run_id, f"keeper-{number}", (holding,), 0))
 
 
 def written(step: int, slowest: int, *, commits: bool = False) -> Callable[[int], WriteReport]:

@@ -90,7 +90,7 @@ class Job:
             keeper = KeeperInfo(keeper.id, keeper.url, f"rack-{node % DOMAINS}")
             own = Attachment(generation, self._nodes * self._ranks, frozenset(self._own(node)), 1)
             holdings = tuple(self._holdings[node].values())
-            self.step(ConnectKeeper(session, RUN, keeper, holdings, Disk(), True, "secret", own))
+            self.step(ConnectKeeper(session, RUN, keeper, holdings, Disk(), "secret", own))
 
     def save(self, attempt: Attempt) -> None:
         """Commit a checkpoint. All keepers report their own parts, and then the copies that they fetch."""
@@ -112,7 +112,7 @@ class Job:
 
     def _report(self, node: int, holding: Holding) -> None:
         self._holdings[node][holding.attempt] = holding
-        self.step(ReportKeeper(next(self._ids), RUN, f"k{node:04}", (holding,), True))
+        self.step(ReportKeeper(next(self._ids), RUN, f"k{node:04}", (holding,), 0))
 
     def _own(self, node: int) -> range:
         return range(node * self._ranks, (node + 1) * self._ranks)

@@ -28,7 +28,8 @@ LEVELS = {
 def orders_from(message: pb.Orders) -> Orders:
     """Read orders."""
     orders = map(_order_from, message.checkpoints)
-    return Orders({order.checkpoint.attempt: order for order in orders}, _attempt_from(message.forget_before))
+    by_attempt = {order.checkpoint.attempt: order for order in orders}
+    return Orders(by_attempt, _attempt_from(message.forget_before), message.confirm)
 
 
 def checkpoints_from(messages: Iterable[pb.LocalCheckpoint]) -> list[LocalCheckpoint]:
@@ -83,12 +84,11 @@ def keep_request(run_id: str, keeper: pb.Keeper, report: Report, protocol_versio
         holdings=map(_holding, report.holdings.values()),
         disk=pb.Disk(used=report.used, quota=report.quota),
         protocol_version=protocol_version,
-        is_complete=bool(report.is_complete),
         transfers=_transfers(report.transfers),
     )
 
 
-def report_request(run_id: str, keeper_id: str, changes: Report, is_complete: bool) -> pb.ReportRequest:
+def report_request(run_id: str, keeper_id: str, changes: Report, confirmed: int) -> pb.ReportRequest:
     """Return the request that tells what has changed."""
     return pb.ReportRequest(
         run_id=run_id,
@@ -96,7 +96,7 @@ def report_request(run_id: str, keeper_id: str, changes: Report, is_complete: bo
         attachment=_attachment(changes.attachment),
         holdings=map(_holding, changes.holdings.values()),
         disk=pb.Disk(used=changes.used, quota=changes.quota) if changes.quota else None,
-        is_complete=is_complete,
+        confirmed=confirmed,
         transfers=_transfers(changes.transfers),
     )
 

@@ -190,6 +190,7 @@ class CoordinatorLink:
                 task.result()
         finally:
             self._heard = self._ask = None
+            self._keeper.forget_question()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -244,7 +245,7 @@ class CoordinatorLink:
             await self._keeper.changes.until(lambda: not self._unheard().is_empty)
             changes = self._unheard()
             heard = self._heard.with_changes(changes)
-            request = codec.report_request(self._run_id, self._keeper.id, changes, bool(heard.is_complete))
+            request = codec.report_request(self._run_id, self._keeper.id, changes, heard.confirmed or 0)
             metadata = await self._metadata(search, target)
             await stub.Report(request, timeout=CALL_TIMEOUT, metadata=metadata)
             self._hear(heard)

@@ -177,7 +177,19 @@ class FileStore:
         order = self.order(attempt)
         if order is None:
             raise NoSourceError(f"the coordinator no longer names {attempt_name(attempt)}")
-        return await self._once(("head", attempt), lambda: self._get_head(order))
+        head = await self._once(("head", attempt), lambda: self._get_head(order))
+        self._check_current(attempt, head.reference)
+        return head
+
+    def _check_current(self, attempt: SaveAttempt, reference: ManifestReference) -> None:
+        """Check that the orders name this manifest. A coordinator without its state may give a number twice.
+
+        Raises:
+            SilentSourcesError: they do not.
+        """
+        order = self.order(attempt)
+        if order is None or order.checkpoint.manifest != reference:
+            raise SilentSourcesError(f"the manifest of {attempt_name(attempt)} was replaced meanwhile")
 
     async def _get_head(self, order: Order) -> Head:
         checkpoint = order.checkpoint
@@ -189,6 +201,7 @@ class FileStore:
             head = await self.in_thread(lambda: read_head(folder, checkpoint.manifest))
         if head is None:
             raise SilentSourcesError(f"the manifest of {attempt_name(attempt)} was replaced meanwhile")
+        self._check_current(attempt, head.reference)
         self.verified.put_head(attempt, head)
         self.changes.notify()
         return head
@@ -265,7 +278,8 @@ class FileStore:
         finally:
             self._reserved -= needed
         assert signature is not None
-        self.verified.put(attempt, name, signature)
+        self._check_current(attempt, head.reference)
+        self.verified.put(attempt, head, name, signature)
         self.changes.notify()
 
     def _check_space(self, attempt: SaveAttempt, name: str, needed: int, is_copy: bool) -> None:
@@ -285,7 +299,9 @@ class FileStore:
             )
 
     async def verify_file(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
-        """Verify a file that is here, and return whether it is whole. A damaged file is deleted.
+        """Verify a file that is here, and return whether it is whole.
+
+        A damaged file is deleted, if the orders name this head: by another one, it may be whole.
 
         Raises:
             OSError: it cannot be read.
@@ -303,10 +319,11 @@ class FileStore:
         if known is None or known.reference != head.reference:
             return False  # Another manifest was ordered meanwhile; the file is verified against that one.
         if whole and signature is not None and Signature.of(path) == signature:
-            self.verified.put(attempt, name, signature)
+            self.verified.put(attempt, head, name, signature)
         else:
             self.verified.drop(attempt, name)
-            if not whole:
+            order = self.order(attempt)
+            if not whole and order is not None and order.checkpoint.manifest == head.reference:
                 path.unlink(missing_ok=True)
         self.changes.notify()
         return whole

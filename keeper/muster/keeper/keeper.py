@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from muster.keeper.orders import (
     VerifyFile,
     decide,
     holding,
-    may_be_whole,
+    may_be_verified,
 )
 from muster.keeper.persisting.destination import LostFilesError
 from muster.keeper.reporting import MAX_HOLDINGS, Report
@@ -46,6 +46,8 @@ MAX_FILES = 3
 """Files that are verified or fetched at the same time because of orders."""
 FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0
 """Seconds until a failed action is tried again. Each pause is twice as long as the one before."""
+PATIENT_FAILURES = 3
+"""Failures of an action, one after the other, for which a decision waits. After them it is tried on."""
 MAX_DOUBLINGS = 10
 """Doublings after which a pause has reached its limit: a larger power would overflow."""
 
@@ -127,10 +129,6 @@ class Keeper:
         self._transfers = transfers
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._retries: dict[Action, _Retry] = {}
-        self._found: set[SaveAttempt] = set()
-        """The attempts that were in the folder at the start."""
-        self._has_looked = False
-        """Whether their files have been verified, where the head is here."""
         self._used = files.folder.used()
 
     # ------------------------------------------------------------------ what is known
@@ -141,14 +139,10 @@ class Keeper:
         self.files.orders = orders
         for attempt, order in orders.orders.items():
             self.files.verified.drop_other(attempt, order.checkpoint.manifest)
-        # With other sources, an action may succeed.
-        has_same_sources = {
-            attempt
-            for attempt, order in orders.orders.items()
-            if attempt in before and before[attempt].sources == order.sources
-        }
         self._retries = {
-            action: retry for action, retry in self._retries.items() if action.attempt in has_same_sources
+            action: retry
+            for action, retry in self._retries.items()
+            if not _may_succeed(action, before.get(action.attempt), orders.orders.get(action.attempt))
         }
         for retry in self._retries.values():
             retry.is_paused = False
@@ -203,34 +197,31 @@ class Keeper:
             if (one := holding(attempt, kept, self.files.order(attempt))) is not None:
                 holdings[attempt] = one
         return Report(
-            self.attachment, holdings, self._used, self.files.quota, self._is_complete(), self._transfers()
+            self.attachment, holdings, self._used, self.files.quota, self._confirmed(), self._transfers()
         )
 
-    def _is_complete(self) -> bool:
-        """Return whether all that was found at the start has been verified, as far as it can be now.
-
-        The head of a checkpoint may be elsewhere. Orders say where; without them, nobody knows.
-        """
+    def _confirmed(self) -> int:
+        """Return the number that the orders ask to confirm, if all that can be verified is; else 0."""
         orders = self.files.orders
-        if not self._has_looked or orders is None:
-            return False
-        found = {attempt: self.files.verified.kept(attempt) for attempt in self._found}
-        return not may_be_whole(
-            orders, found, {one for one, retry in self._retries.items() if retry.failures}
-        )
+        if orders is None or not orders.confirm:
+            return 0
+        failed = {action for action, retry in self._retries.items() if retry.failures >= PATIENT_FAILURES}
+        return 0 if may_be_verified(orders, self._kept(orders), failed) else orders.confirm
+
+    def forget_question(self) -> None:
+        """The stream over which the orders came has ended: nobody waits for their number any more."""
+        if self.files.orders is not None:
+            self.files.orders = replace(self.files.orders, confirm=0)
 
     # ------------------------------------------------------------------ at the start
 
     async def verify_all(self) -> None:
         """Verify what was in the folder at the start, the newest attempt first."""
-        self._found = self.files.folder.attempts()
-        for attempt in sorted(self._found, reverse=True):
+        for attempt in sorted(self.files.folder.attempts(), reverse=True):
             try:
                 await self.files.verify_attempt(attempt)
             except (OSError, ValueError) as error:
                 logger.warning("%s is not used: %s", self.files.folder.attempt(attempt), error)
-        self._has_looked = True
-        self.changes.notify()
 
     # ------------------------------------------------------------------ the orders
 
@@ -271,13 +262,14 @@ class Keeper:
                 self._running[action] = task
 
     async def _carry_out(self, action: Action) -> None:
+        order = self.files.order(action.attempt)
         try:
             await self._act(action)
         except (OSError, ValueError) as error:
-            self._retry_later(action, error)
+            self._retry_later(action, error, order)
         except Exception as error:  # A bug in one action must not stop the others.
             logger.exception("cannot carry out %s", action)
-            self._retry_later(action, error)
+            self._retry_later(action, error, order)
         else:
             self._retries.pop(action, None)
         finally:
@@ -285,7 +277,17 @@ class Keeper:
             self._used = self.files.folder.used()
             self.changes.notify()
 
-    def _retry_later(self, action: Action, error: Exception) -> None:
+    def _retry_later(self, action: Action, error: Exception, order: Order | None) -> None:
+        """Try an action again later.
+
+        Args:
+            action: the action.
+            error: why it failed.
+            order: the order about its checkpoint when it began. If it may succeed by the present one, it is
+                tried again at once.
+        """
+        if _may_succeed(action, order, self.files.order(action.attempt)):
+            return
         retry = self._retries.setdefault(action, _Retry())
         reason = str(error)
         if retry.last_error != reason:
@@ -309,7 +311,6 @@ class Keeper:
             case FetchFile(attempt, name, _):
                 await self.files.ensure_file(attempt, name, is_copy=True)
             case DeleteAttempt(attempt):
-                self._found.discard(attempt)
                 self.files.verified.drop_attempt(attempt)
                 await self.files.in_thread(lambda: self.files.folder.delete(attempt))
                 logger.info("deleted %s", attempt_name(attempt))
@@ -324,7 +325,7 @@ class Keeper:
         head = await self.files.ensure_head(attempt)
         folder = self.files.folder.attempt(attempt)
         await self._checked(attempt, self._persister.persist(order.checkpoint, head, folder, rank))
-        self.files.verified.put_persisted(attempt, rank)
+        self.files.verified.put_persisted(attempt, head, rank)
 
     async def _commit(self, attempt: SaveAttempt) -> None:
         if (order := self.files.order(attempt)) is None:
@@ -335,7 +336,7 @@ class Keeper:
             # The last thing before the commit: a recovery that follows knows that it may be there.
             unsettled = await self.permits(attempt)
             path = await self._persister.commit(order.checkpoint, head, unsettled)
-        self.files.verified.put_committed(attempt, path)
+        self.files.verified.put_committed(attempt, head, path)
 
     async def _prepare(self, order: Order, head: Head) -> str:
         """Prepare a commit. Files that were removed from shared storage come from the nodes once more."""
@@ -368,3 +369,12 @@ async def _no_permit(attempt: SaveAttempt) -> Sequence[LocalCheckpoint]:
 
 def _persists(action: Action) -> bool:
     return isinstance(action, PersistPart | CommitPersisted)
+
+
+def _may_succeed(action: Action, before: Order | None, now: Order | None) -> bool:
+    """Return whether an action that failed by an earlier order may succeed by the present one."""
+    if before is None or now is None:
+        return before is not now
+    if before.checkpoint != now.checkpoint:
+        return True
+    return isinstance(action, GetHead | FetchFile | CommitPersisted) and before.sources != now.sources

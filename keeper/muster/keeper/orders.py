@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from muster.checkpoint.committed import SaveAttempt
+from muster.checkpoint.manifest import MANIFEST
 from muster.keeper.vocabulary import Holding, Order, Orders
 
 
@@ -112,22 +113,20 @@ def decide(now: Situation) -> Sequence[Action]:
     return [action for action in dict.fromkeys(actions) if action not in now.busy]
 
 
-def may_be_whole(orders: Orders, found: Mapping[SaveAttempt, Kept], failed: Collection[Action]) -> bool:
-    """Return whether a file that was found at the start may yet be verified, by what is known now.
+def may_be_verified(orders: Orders, kept: Mapping[SaveAttempt, Kept], failed: Collection[Action]) -> bool:
+    """Return whether a file that is here of an ordered checkpoint may yet be verified, by what is known now.
 
     Args:
         orders: the orders.
-        found: what is here of the attempts that were found at the start.
-        failed: the actions that have failed since their checkpoints have the sources that they have now.
+        kept: what is here, by attempt.
+        failed: the actions that have failed often enough.
     """
-    for attempt, kept in found.items():
-        order = orders.orders.get(attempt)
-        if order is None or not kept.unverified:
-            continue
-        if kept.parts is None:
-            if order.sources and GetHead(attempt) not in failed:
+    for attempt, order in orders.orders.items():
+        one = kept.get(attempt, Kept())
+        if one.parts is None:
+            if _needs_head(order, one) and GetHead(attempt) not in failed:
                 return True
-        elif any(VerifyFile(attempt, name) not in failed for name in _unverified(kept)):
+        elif any(VerifyFile(attempt, name) not in failed for name in _unverified(one)):
             return True
     return False
 
@@ -146,14 +145,20 @@ def _copies(order: Order, kept: Kept) -> list[Action]:
     wanted = wanted_ranks(order)
     attempt = order.checkpoint.attempt
     if kept.parts is None:
-        # What is here may be the only copy: its node may have died before the head came from another one.
-        is_needed = wanted or order.commit or (kept.unverified and order.sources)
-        return [GetHead(attempt)] if is_needed else []
+        return [GetHead(attempt)] if wanted or order.commit or _needs_head(order, kept) else []
     lacking = [(name, rank) for rank in sorted(wanted) for name in sorted(kept.lacks(rank))]
     here = [VerifyFile(attempt, name) for name, _ in lacking if name in kept.unverified]
     fetches = [FetchFile(attempt, name, rank) for name, rank in lacking if name not in kept.unverified]
     others = [VerifyFile(attempt, name) for name in _unverified(kept)]
     return [*here, *fetches, *others]
+
+
+def _needs_head(order: Order, kept: Kept) -> bool:
+    """Return whether files are here that may be verified with a head from this disk or from a source.
+
+    What is here may be the only copy: its node may have died before the head came from another one.
+    """
+    return bool(kept.unverified and (order.sources or MANIFEST in kept.unverified))
 
 
 def _unverified(kept: Kept) -> list[str]:

@@ -24,9 +24,9 @@ class Report:
     """Bytes that the folder takes."""
     quota: int = 0
     """Bytes that it may take. In a report of changes, 0 means that ``used`` and ``quota`` are unchanged."""
-    is_complete: bool | None = False
-    """Whether all that was found at the start has been verified, as far as it can be. In a report of changes,
-    None means that this is unchanged."""
+    confirmed: int | None = 0
+    """The number that the orders ask to confirm, if it is confirmed; else 0. In a report of changes, None
+    means that this is unchanged."""
     transfers: Mapping[str, Transfer] = field(default_factory=dict)
     """By the URLs of other keepers. In a report of changes: all, or none if they are as before."""
     goes_on: bool = False
@@ -36,7 +36,7 @@ class Report:
     def is_empty(self) -> bool:
         """Whether nothing has changed that must be reported. Transfers go with the next report."""
         has_changed = self.attachment or self.holdings or self.quota or self.goes_on
-        return not has_changed and self.is_complete is None
+        return not has_changed and self.confirmed is None
 
     def without(self, heard: "Report") -> "Report":
         """Return what has changed since an earlier report.
@@ -55,12 +55,14 @@ class Report:
         changed = {
             attempt: now for attempt, now in self.holdings.items() if heard.holdings.get(attempt) != now
         }
+        differing = gone | changed
+        confirmed = self.confirmed if len(differing) <= MAX_HOLDINGS else 0  # It holds for all of them.
         disk = (self.used, self.quota) if (self.used, self.quota) != (heard.used, heard.quota) else (0, 0)
         return Report(
             None if self.attachment == heard.attachment else self.attachment,
-            dict(islice((gone | changed).items(), MAX_HOLDINGS)),
+            dict(islice(differing.items(), MAX_HOLDINGS)),
             *disk,
-            is_complete=None if self.is_complete == heard.is_complete else self.is_complete,
+            confirmed=None if confirmed == heard.confirmed else confirmed,
             transfers={} if self.transfers == heard.transfers else self.transfers,
             goes_on=any(
                 now.seconds - (heard.transfers[url].seconds if url in heard.transfers else 0.0) >= LONG
@@ -73,7 +75,7 @@ class Report:
         merged = replace(
             self,
             holdings={**self.holdings, **changes.holdings},
-            is_complete=self.is_complete if changes.is_complete is None else changes.is_complete,
+            confirmed=self.confirmed if changes.confirmed is None else changes.confirmed,
             transfers=changes.transfers or self.transfers,
         )
         if changes.attachment is not None:

@@ -49,16 +49,21 @@ class VerifiedFiles:
             if (signature := Signature.of(self._folder.file(attempt, name))) is not None:
                 found.verified[name] = signature
 
-    def put(self, attempt: SaveAttempt, name: str, signature: Signature) -> None:
+    def put(self, attempt: SaveAttempt, head: Head, name: str, signature: Signature) -> None:
         """Record a verified file.
 
         Args:
-            attempt: the attempt. If it was dropped meanwhile, nothing is recorded.
+            attempt: the attempt.
+            head: by which it was verified. If the attempt has another one by now, nothing is recorded.
             name: the file.
             signature: of the file when its verification began.
         """
-        if (found := self._attempts.get(attempt)) is not None:
+        if (found := self._of(attempt, head)) is not None:
             found.verified[name] = signature
+
+    def _of(self, attempt: SaveAttempt, head: Head) -> _Attempt | None:
+        found = self._attempts.get(attempt)
+        return found if found is not None and found.head.reference == head.reference else None
 
     def drop(self, attempt: SaveAttempt, name: str) -> None:
         """Remove a file from the record. If it belongs to the head, remove the whole attempt."""
@@ -90,14 +95,14 @@ class VerifiedFiles:
         self.drop(attempt, name)
         return False
 
-    def put_persisted(self, attempt: SaveAttempt, rank: int) -> None:
-        """Record that a rank's part is in shared storage."""
-        if (found := self._attempts.get(attempt)) is not None:
+    def put_persisted(self, attempt: SaveAttempt, head: Head, rank: int) -> None:
+        """Record that a rank's part of the checkpoint with this head is in shared storage."""
+        if (found := self._of(attempt, head)) is not None:
             found.persisted.add(rank)
 
-    def put_committed(self, attempt: SaveAttempt, path: str) -> None:
-        """Record where a checkpoint was committed in shared storage."""
-        if (found := self._attempts.get(attempt)) is not None:
+    def put_committed(self, attempt: SaveAttempt, head: Head, path: str) -> None:
+        """Record where the checkpoint with this head was committed in shared storage."""
+        if (found := self._of(attempt, head)) is not None:
             found.persisted_as = path
 
     def kept(self, attempt: SaveAttempt) -> Kept:

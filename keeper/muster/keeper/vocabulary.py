@@ -62,6 +62,8 @@ class Orders:
     orders: Mapping[SaveAttempt, Order] = field(default_factory=dict)
     forget_before: SaveAttempt = FIRST
     """Earlier attempts are deleted, unless they are named."""
+    confirm: int = 0
+    """Not 0: this number is to be confirmed when all that can be verified of them here is verified."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import rendezvous_pb2 as muster_dot_v1_dot_rendezvous__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/local.proto\x12\tmuster.v1\x1a\x1amuster/v1/rendezvous.proto\"-\n\x07\x41ttempt\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\xd4\x01\n\x0fLocalCheckpoint\x12#\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x12.muster.v1.Attempt\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x12\n\nworld_size\x18\x03 \x01(\x05\x12\x15\n\rmanifest_size\x18\x04 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\x0c\x12\x10\n\x08replicas\x18\x06 \x01(\x05\x12\x12\n\npersist_to\x18\x07 \x01(\t\x12\x16\n\x0ekeep_persisted\x18\x08 \x01(\x05\x12\x0c\n\x04size\x18\t \x01(\x04\"]\n\x06Keeper\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x16\n\x0e\x66\x61ilure_domain\x18\x03 \x01(\t\x12\x11\n\tnode_name\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\"U\n\nAttachment\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x10\n\x08replicas\x18\x04 \x01(\x05\"\x85\x01\n\x07Holding\x12#\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x12.muster.v1.Attempt\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\x0c\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x17\n\x0fpersisted_ranks\x18\x04 \x03(\x05\x12\x14\n\x0cpersisted_as\x18\x05 \x01(\t\"#\n\x04\x44isk\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\r\n\x05quota\x18\x02 \x01(\x04\":\n\x08Transfer\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x12\n\nelapsed_ms\x18\x03 \x01(\x04\"\x87\x02\n\x0bKeepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12!\n\x06keeper\x18\x02 \x01(\x0b\x32\x11.muster.v1.Keeper\x12)\n\nattachment\x18\x03 \x01(\x0b\x32\x15.muster.v1.Attachment\x12$\n\x08holdings\x18\x04 \x03(\x0b\x32\x12.muster.v1.Holding\x12\x1d\n\x04\x64isk\x18\x05 \x01(\x0b\x32\x0f.muster.v1.Disk\x12\x18\n\x10protocol_version\x18\x06 \x01(\r\x12\x13\n\x0bis_complete\x18\x07 \x01(\x08\x12&\n\ttransfers\x18\x08 \x03(\x0b\x32\x13.muster.v1.Transfer\"\x8a\x01\n\x0cKeepResponse\x12!\n\x05peers\x18\x01 \x01(\x0b\x32\x10.muster.v1.PeersH\x00\x12#\n\x06orders\x18\x02 \x01(\x0b\x32\x11.muster.v1.OrdersH\x00\x12\'\n\x08replicas\x18\x03 \x01(\x0b\x32\x13.muster.v1.ReplicasH\x00\x42\t\n\x07message\"P\n\x05Peers\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05token\x18\x02 \x01(\t\x12$\n\x07keepers\x18\x03 \x03(\x0b\x32\x13.muster.v1.Location\"&\n\x08Location\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\x05\"Z\n\x06Orders\x12%\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x10.muster.v1.Order\x12)\n\rforget_before\x18\x02 \x01(\x0b\x32\x12.muster.v1.Attempt\"\xb8\x01\n\x05Order\x12.\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12)\n\x05level\x18\x02 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12$\n\x07sources\x18\x04 \x03(\x0b\x32\x13.muster.v1.Location\x12\x0f\n\x07persist\x18\x05 \x03(\x05\x12\x0e\n\x06\x63ommit\x18\x06 \x01(\x08\"\xdf\x01\n\rReportRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tkeeper_id\x18\x02 \x01(\t\x12)\n\nattachment\x18\x03 \x01(\x0b\x32\x15.muster.v1.Attachment\x12$\n\x08holdings\x18\x04 \x03(\x0b\x32\x12.muster.v1.Holding\x12\x1d\n\x04\x64isk\x18\x05 \x01(\x0b\x32\x0f.muster.v1.Disk\x12\x13\n\x0bis_complete\x18\x06 \x01(\x08\x12&\n\ttransfers\x18\x07 \x03(\x0b\x32\x13.muster.v1.Transfer\"\x10\n\x0eReportResponse\"\xbc\x01\n#LocalCheckpointServiceCommitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12.\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12\x11\n\tkeeper_id\x18\x03 \x01(\t\x12,\n\x08wait_for\x18\x04 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12\x14\n\x0cpersisted_as\x18\x05 \x01(\t\"\x80\x01\n$LocalCheckpointServiceCommitResponse\x12)\n\x05level\x18\x01 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12-\n\tunsettled\x18\x02 \x03(\x0b\x32\x1a.muster.v1.LocalCheckpoint\"W\n\rPermitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tkeeper_id\x18\x02 \x01(\t\x12#\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x12.muster.v1.Attempt\"?\n\x0ePermitResponse\x12-\n\tunsettled\x18\x01 \x03(\x0b\x32\x1a.muster.v1.LocalCheckpoint\"\x93\x01\n\x0eRecoverRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\"\n\x06\x61\x62sent\x18\x05 \x03(\x0b\x32\x12.muster.v1.Attempt\x12\x15\n\rwithout_local\x18\x06 \x01(\x08\"\x80\x01\n\x0fRecoverResponse\x12.\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\tunsettled\x18\x03 \x03(\x0b\x32\x1a.muster.v1.LocalCheckpoint\"3\n!LocalCheckpointServiceListRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x93\x01\n\"LocalCheckpointServiceListResponse\x12\x33\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1e.muster.v1.LocalCheckpointView\x12&\n\x07keepers\x18\x02 \x03(\x0b\x32\x15.muster.v1.KeeperView\x12\x10\n\x08recovery\x18\x03 \x01(\t\"\xd8\x01\n\x13LocalCheckpointView\x12.\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12)\n\x05level\x18\x02 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12\x0f\n\x07pending\x18\x03 \x01(\t\x12\x15\n\rmissing_ranks\x18\x04 \x03(\x05\x12\x13\n\x0bonly_copies\x18\x05 \x03(\t\x12\x13\n\x0b\x61ge_seconds\x18\x06 \x01(\x01\x12\x14\n\x0cpersisted_as\x18\x07 \x01(\t\"\xd1\x01\n\nKeeperView\x12!\n\x06keeper\x18\x01 \x01(\x0b\x32\x11.muster.v1.Keeper\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x11\n\tcopies_to\x18\x04 \x03(\t\x12\x1d\n\x04\x64isk\x18\x05 \x01(\x0b\x32\x0f.muster.v1.Disk\x12$\n\x08holdings\x18\x06 \x03(\x0b\x32\x12.muster.v1.Holding\x12&\n\ttransfers\x18\x07 \x03(\x0b\x32\x13.muster.v1.Transfer*\x90\x01\n\x0f\x44urabilityLevel\x12 \n\x1c\x44URABILITY_LEVEL_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44URABILITY_LEVEL_LOCAL\x10\x01\x12\x1f\n\x1b\x44URABILITY_LEVEL_REPLICATED\x10\x02\x12\x1e\n\x1a\x44URABILITY_LEVEL_PERSISTED\x10\x03\x32\xe3\x03\n\x16LocalCheckpointService\x12\x39\n\x04Keep\x12\x16.muster.v1.KeepRequest\x1a\x17.muster.v1.KeepResponse0\x01\x12=\n\x06Report\x12\x18.muster.v1.ReportRequest\x1a\x19.muster.v1.ReportResponse\x12i\n\x06\x43ommit\x12..muster.v1.LocalCheckpointServiceCommitRequest\x1a/.muster.v1.LocalCheckpointServiceCommitResponse\x12=\n\x06Permit\x12\x18.muster.v1.PermitRequest\x1a\x19.muster.v1.PermitResponse\x12@\n\x07Recover\x12\x19.muster.v1.RecoverRequest\x1a\x1a.muster.v1.RecoverResponse\x12\x63\n\x04List\x12,.muster.v1.LocalCheckpointServiceListRequest\x1a-.muster.v1.LocalCheckpointServiceListResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/local.proto\x12\tmuster.v1\x1a\x1amuster/v1/rendezvous.proto\"-\n\x07\x41ttempt\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\xd4\x01\n\x0fLocalCheckpoint\x12#\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x12.muster.v1.Attempt\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x12\n\nworld_size\x18\x03 \x01(\x05\x12\x15\n\rmanifest_size\x18\x04 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\x0c\x12\x10\n\x08replicas\x18\x06 \x01(\x05\x12\x12\n\npersist_to\x18\x07 \x01(\t\x12\x16\n\x0ekeep_persisted\x18\x08 \x01(\x05\x12\x0c\n\x04size\x18\t \x01(\x04\"]\n\x06Keeper\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x16\n\x0e\x66\x61ilure_domain\x18\x03 \x01(\t\x12\x11\n\tnode_name\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\"U\n\nAttachment\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x10\n\x08replicas\x18\x04 \x01(\x05\"\x85\x01\n\x07Holding\x12#\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x12.muster.v1.Attempt\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\x0c\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x17\n\x0fpersisted_ranks\x18\x04 \x03(\x05\x12\x14\n\x0cpersisted_as\x18\x05 \x01(\t\"#\n\x04\x44isk\x12\x0c\n\x04used\x18\x01 \x01(\x04\x12\r\n\x05quota\x18\x02 \x01(\x04\":\n\x08Transfer\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x12\n\nelapsed_ms\x18\x03 \x01(\x04\"\xf2\x01\n\x0bKeepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12!\n\x06keeper\x18\x02 \x01(\x0b\x32\x11.muster.v1.Keeper\x12)\n\nattachment\x18\x03 \x01(\x0b\x32\x15.muster.v1.Attachment\x12$\n\x08holdings\x18\x04 \x03(\x0b\x32\x12.muster.v1.Holding\x12\x1d\n\x04\x64isk\x18\x05 \x01(\x0b\x32\x0f.muster.v1.Disk\x12\x18\n\x10protocol_version\x18\x06 \x01(\r\x12&\n\ttransfers\x18\x07 \x03(\x0b\x32\x13.muster.v1.Transfer\"\x8a\x01\n\x0cKeepResponse\x12!\n\x05peers\x18\x01 \x01(\x0b\x32\x10.muster.v1.PeersH\x00\x12#\n\x06orders\x18\x02 \x01(\x0b\x32\x11.muster.v1.OrdersH\x00\x12\'\n\x08replicas\x18\x03 \x01(\x0b\x32\x13.muster.v1.ReplicasH\x00\x42\t\n\x07message\"P\n\x05Peers\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05token\x18\x02 \x01(\t\x12$\n\x07keepers\x18\x03 \x03(\x0b\x32\x13.muster.v1.Location\"&\n\x08Location\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\x05\"k\n\x06Orders\x12%\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x10.muster.v1.Order\x12)\n\rforget_before\x18\x02 \x01(\x0b\x32\x12.muster.v1.Attempt\x12\x0f\n\x07\x63onfirm\x18\x03 \x01(\x04\"\xb8\x01\n\x05Order\x12.\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12)\n\x05level\x18\x02 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12$\n\x07sources\x18\x04 \x03(\x0b\x32\x13.muster.v1.Location\x12\x0f\n\x07persist\x18\x05 \x03(\x05\x12\x0e\n\x06\x63ommit\x18\x06 \x01(\x08\"\xdd\x01\n\rReportRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tkeeper_id\x18\x02 \x01(\t\x12)\n\nattachment\x18\x03 \x01(\x0b\x32\x15.muster.v1.Attachment\x12$\n\x08holdings\x18\x04 \x03(\x0b\x32\x12.muster.v1.Holding\x12\x1d\n\x04\x64isk\x18\x05 \x01(\x0b\x32\x0f.muster.v1.Disk\x12\x11\n\tconfirmed\x18\x06 \x01(\x04\x12&\n\ttransfers\x18\x07 \x03(\x0b\x32\x13.muster.v1.Transfer\"\x10\n\x0eReportResponse\"\xbc\x01\n#LocalCheckpointServiceCommitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12.\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12\x11\n\tkeeper_id\x18\x03 \x01(\t\x12,\n\x08wait_for\x18\x04 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12\x14\n\x0cpersisted_as\x18\x05 \x01(\t\"\x80\x01\n$LocalCheckpointServiceCommitResponse\x12)\n\x05level\x18\x01 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12-\n\tunsettled\x18\x02 \x03(\x0b\x32\x1a.muster.v1.LocalCheckpoint\"W\n\rPermitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tkeeper_id\x18\x02 \x01(\t\x12#\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x12.muster.v1.Attempt\"?\n\x0ePermitResponse\x12-\n\tunsettled\x18\x01 \x03(\x0b\x32\x1a.muster.v1.LocalCheckpoint\"\x93\x01\n\x0eRecoverRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\"\n\x06\x61\x62sent\x18\x05 \x03(\x0b\x32\x12.muster.v1.Attempt\x12\x15\n\rwithout_local\x18\x06 \x01(\x08\"\x80\x01\n\x0fRecoverResponse\x12.\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\tunsettled\x18\x03 \x03(\x0b\x32\x1a.muster.v1.LocalCheckpoint\"3\n!LocalCheckpointServiceListRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x93\x01\n\"LocalCheckpointServiceListResponse\x12\x33\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1e.muster.v1.LocalCheckpointView\x12&\n\x07keepers\x18\x02 \x03(\x0b\x32\x15.muster.v1.KeeperView\x12\x10\n\x08recovery\x18\x03 \x01(\t\"\xd8\x01\n\x13LocalCheckpointView\x12.\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x1a.muster.v1.LocalCheckpoint\x12)\n\x05level\x18\x02 \x01(\x0e\x32\x1a.muster.v1.DurabilityLevel\x12\x0f\n\x07pending\x18\x03 \x01(\t\x12\x15\n\rmissing_ranks\x18\x04 \x03(\x05\x12\x13\n\x0bonly_copies\x18\x05 \x03(\t\x12\x13\n\x0b\x61ge_seconds\x18\x06 \x01(\x01\x12\x14\n\x0cpersisted_as\x18\x07 \x01(\t\"\xd1\x01\n\nKeeperView\x12!\n\x06keeper\x18\x01 \x01(\x0b\x32\x11.muster.v1.Keeper\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x11\n\tcopies_to\x18\x04 \x03(\t\x12\x1d\n\x04\x64isk\x18\x05 \x01(\x0b\x32\x0f.muster.v1.Disk\x12$\n\x08holdings\x18\x06 \x03(\x0b\x32\x12.muster.v1.Holding\x12&\n\ttransfers\x18\x07 \x03(\x0b\x32\x13.muster.v1.Transfer*\x90\x01\n\x0f\x44urabilityLevel\x12 \n\x1c\x44URABILITY_LEVEL_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44URABILITY_LEVEL_LOCAL\x10\x01\x12\x1f\n\x1b\x44URABILITY_LEVEL_REPLICATED\x10\x02\x12\x1e\n\x1a\x44URABILITY_LEVEL_PERSISTED\x10\x03\x32\xe3\x03\n\x16LocalCheckpointService\x12\x39\n\x04Keep\x12\x16.muster.v1.KeepRequest\x1a\x17.muster.v1.KeepResponse0\x01\x12=\n\x06Report\x12\x18.muster.v1.ReportRequest\x1a\x19.muster.v1.ReportResponse\x12i\n\x06\x43ommit\x12..muster.v1.LocalCheckpointServiceCommitRequest\x1a/.muster.v1.LocalCheckpointServiceCommitResponse\x12=\n\x06Permit\x12\x18.muster.v1.PermitRequest\x1a\x19.muster.v1.PermitResponse\x12@\n\x07Recover\x12\x19.muster.v1.RecoverRequest\x1a\x1a.muster.v1.RecoverResponse\x12\x63\n\x04List\x12,.muster.v1.LocalCheckpointServiceListRequest\x1a-.muster.v1.LocalCheckpointServiceListResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.local_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DURABILITYLEVEL']._serialized_start=3185
-  _globals['_DURABILITYLEVEL']._serialized_end=3329
+  _globals['_DURABILITYLEVEL']._serialized_start=3179
+  _globals['_DURABILITYLEVEL']._serialized_end=3323
   _globals['_ATTEMPT']._serialized_start=64
   _globals['_ATTEMPT']._serialized_end=109
   _globals['_LOCALCHECKPOINT']._serialized_start=112
@@ -49,41 +49,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFER']._serialized_start=681
   _globals['_TRANSFER']._serialized_end=739
   _globals['_KEEPREQUEST']._serialized_start=742
-  _globals['_KEEPREQUEST']._serialized_end=1005
-  _globals['_KEEPRESPONSE']._serialized_start=1008
-  _globals['_KEEPRESPONSE']._serialized_end=1146
-  _globals['_PEERS']._serialized_start=1148
-  _globals['_PEERS']._serialized_end=1228
-  _globals['_LOCATION']._serialized_start=1230
-  _globals['_LOCATION']._serialized_end=1268
-  _globals['_ORDERS']._serialized_start=1270
-  _globals['_ORDERS']._serialized_end=1360
-  _globals['_ORDER']._serialized_start=1363
-  _globals['_ORDER']._serialized_end=1547
-  _globals['_REPORTREQUEST']._serialized_start=1550
-  _globals['_REPORTREQUEST']._serialized_end=1773
-  _globals['_REPORTRESPONSE']._serialized_start=1775
-  _globals['_REPORTRESPONSE']._serialized_end=1791
-  _globals['_LOCALCHECKPOINTSERVICECOMMITREQUEST']._serialized_start=1794
-  _globals['_LOCALCHECKPOINTSERVICECOMMITREQUEST']._serialized_end=1982
-  _globals['_LOCALCHECKPOINTSERVICECOMMITRESPONSE']._serialized_start=1985
-  _globals['_LOCALCHECKPOINTSERVICECOMMITRESPONSE']._serialized_end=2113
-  _globals['_PERMITREQUEST']._serialized_start=2115
-  _globals['_PERMITREQUEST']._serialized_end=2202
-  _globals['_PERMITRESPONSE']._serialized_start=2204
-  _globals['_PERMITRESPONSE']._serialized_end=2267
-  _globals['_RECOVERREQUEST']._serialized_start=2270
-  _globals['_RECOVERREQUEST']._serialized_end=2417
-  _globals['_RECOVERRESPONSE']._serialized_start=2420
-  _globals['_RECOVERRESPONSE']._serialized_end=2548
-  _globals['_LOCALCHECKPOINTSERVICELISTREQUEST']._serialized_start=2550
-  _globals['_LOCALCHECKPOINTSERVICELISTREQUEST']._serialized_end=2601
-  _globals['_LOCALCHECKPOINTSERVICELISTRESPONSE']._serialized_start=2604
-  _globals['_LOCALCHECKPOINTSERVICELISTRESPONSE']._serialized_end=2751
-  _globals['_LOCALCHECKPOINTVIEW']._serialized_start=2754
-  _globals['_LOCALCHECKPOINTVIEW']._serialized_end=2970
-  _globals['_KEEPERVIEW']._serialized_start=2973
-  _globals['_KEEPERVIEW']._serialized_end=3182
-  _globals['_LOCALCHECKPOINTSERVICE']._serialized_start=3332
-  _globals['_LOCALCHECKPOINTSERVICE']._serialized_end=3815
+  _globals['_KEEPREQUEST']._serialized_end=984
+  _globals['_KEEPRESPONSE']._serialized_start=987
+  _globals['_KEEPRESPONSE']._serialized_end=1125
+  _globals['_PEERS']._serialized_start=1127
+  _globals['_PEERS']._serialized_end=1207
+  _globals['_LOCATION']._serialized_start=1209
+  _globals['_LOCATION']._serialized_end=1247
+  _globals['_ORDERS']._serialized_start=1249
+  _globals['_ORDERS']._serialized_end=1356
+  _globals['_ORDER']._serialized_start=1359
+  _globals['_ORDER']._serialized_end=1543
+  _globals['_REPORTREQUEST']._serialized_start=1546
+  _globals['_REPORTREQUEST']._serialized_end=1767
+  _globals['_REPORTRESPONSE']._serialized_start=1769
+  _globals['_REPORTRESPONSE']._serialized_end=1785
+  _globals['_LOCALCHECKPOINTSERVICECOMMITREQUEST']._serialized_start=1788
+  _globals['_LOCALCHECKPOINTSERVICECOMMITREQUEST']._serialized_end=1976
+  _globals['_LOCALCHECKPOINTSERVICECOMMITRESPONSE']._serialized_start=1979
+  _globals['_LOCALCHECKPOINTSERVICECOMMITRESPONSE']._serialized_end=2107
+  _globals['_PERMITREQUEST']._serialized_start=2109
+  _globals['_PERMITREQUEST']._serialized_end=2196
+  _globals['_PERMITRESPONSE']._serialized_start=2198
+  _globals['_PERMITRESPONSE']._serialized_end=2261
+  _globals['_RECOVERREQUEST']._serialized_start=2264
+  _globals['_RECOVERREQUEST']._serialized_end=2411
+  _globals['_RECOVERRESPONSE']._serialized_start=2414
+  _globals['_RECOVERRESPONSE']._serialized_end=2542
+  _globals['_LOCALCHECKPOINTSERVICELISTREQUEST']._serialized_start=2544
+  _globals['_LOCALCHECKPOINTSERVICELISTREQUEST']._serialized_end=2595
+  _globals['_LOCALCHECKPOINTSERVICELISTRESPONSE']._serialized_start=2598
+  _globals['_LOCALCHECKPOINTSERVICELISTRESPONSE']._serialized_end=2745
+  _globals['_LOCALCHECKPOINTVIEW']._serialized_start=2748
+  _globals['_LOCALCHECKPOINTVIEW']._serialized_end=2964
+  _globals['_KEEPERVIEW']._serialized_start=2967
+  _globals['_KEEPERVIEW']._serialized_end=3176
+  _globals['_LOCALCHECKPOINTSERVICE']._serialized_start=3326
+  _globals['_LOCALCHECKPOINTSERVICE']._serialized_end=3809
 # @@protoc_insertion_point(module_scope)

@@ -290,16 +290,11 @@ class KeepRequest(google.protobuf.message.Message):
     HOLDINGS_FIELD_NUMBER: builtins.int
     DISK_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
-    IS_COMPLETE_FIELD_NUMBER: builtins.int
     TRANSFERS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     protocol_version: builtins.int
     """The version of this protocol that the keeper speaks, as in Hello."""
-    is_complete: builtins.bool
-    """Whether all that it found in its folder has been verified, as far as it can be now, and is among the holdings if it
-    is whole. It cannot be without the manifest, if the orders name nobody that has it.
-    """
     @property
     def keeper(self) -> global___Keeper:
         """The keeper."""
@@ -329,11 +324,10 @@ class KeepRequest(google.protobuf.message.Message):
         holdings: collections.abc.Iterable[global___Holding] | None = ...,
         disk: global___Disk | None = ...,
         protocol_version: builtins.int = ...,
-        is_complete: builtins.bool = ...,
         transfers: collections.abc.Iterable[global___Transfer] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "keeper", b"keeper"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper", b"keeper", "protocol_version", b"protocol_version", "run_id", b"run_id", "transfers", b"transfers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "keeper", b"keeper", "protocol_version", b"protocol_version", "run_id", b"run_id", "transfers", b"transfers"]) -> None: ...
 
 global___KeepRequest = KeepRequest
 
@@ -431,6 +425,11 @@ class Orders(google.protobuf.message.Message):
 
     CHECKPOINTS_FIELD_NUMBER: builtins.int
     FORGET_BEFORE_FIELD_NUMBER: builtins.int
+    CONFIRM_FIELD_NUMBER: builtins.int
+    confirm: builtins.int
+    """Not 0: the keeper confirms this number in a report, once it has verified all that it has of these checkpoints, as far
+    as it can. A decision waits for that.
+    """
     @property
     def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Order]:
         """All checkpoints of the run that are kept."""
@@ -444,9 +443,10 @@ class Orders(google.protobuf.message.Message):
         *,
         checkpoints: collections.abc.Iterable[global___Order] | None = ...,
         forget_before: global___Attempt | None = ...,
+        confirm: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["forget_before", b"forget_before"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "forget_before", b"forget_before"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "confirm", b"confirm", "forget_before", b"forget_before"]) -> None: ...
 
 global___Orders = Orders
 
@@ -510,14 +510,17 @@ class ReportRequest(google.protobuf.message.Message):
     ATTACHMENT_FIELD_NUMBER: builtins.int
     HOLDINGS_FIELD_NUMBER: builtins.int
     DISK_FIELD_NUMBER: builtins.int
-    IS_COMPLETE_FIELD_NUMBER: builtins.int
+    CONFIRMED_FIELD_NUMBER: builtins.int
     TRANSFERS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The training job."""
     keeper_id: builtins.str
     """The id of the keeper, whose stream must be open."""
-    is_complete: builtins.bool
-    """As in KeepRequest."""
+    confirmed: builtins.int
+    """The number that the last orders on this stream ask to confirm, if it is confirmed; else 0. All that was verified is
+    among the holdings of this report or of an earlier one. A file can be verified unless it cannot be read, or the manifest
+    is neither here nor at a source.
+    """
     @property
     def attachment(self) -> global___Attachment:
         """The ranks that it keeps for; unset: as before."""
@@ -542,11 +545,11 @@ class ReportRequest(google.protobuf.message.Message):
         attachment: global___Attachment | None = ...,
         holdings: collections.abc.Iterable[global___Holding] | None = ...,
         disk: global___Disk | None = ...,
-        is_complete: builtins.bool = ...,
+        confirmed: builtins.int = ...,
         transfers: collections.abc.Iterable[global___Transfer] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "disk", b"disk", "holdings", b"holdings", "is_complete", b"is_complete", "keeper_id", b"keeper_id", "run_id", b"run_id", "transfers", b"transfers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attachment", b"attachment", "confirmed", b"confirmed", "disk", b"disk", "holdings", b"holdings", "keeper_id", b"keeper_id", "run_id", b"run_id", "transfers", b"transfers"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 

@@ -122,7 +122,6 @@ def keep_from_pb(session: SessionId, message: pb.KeepRequest, new_token: str) ->
         KeeperInfo(keeper.id, keeper.url, keeper.failure_domain, keeper.node_name, keeper.version[:64]),
         _holdings(message.holdings),
         Disk(message.disk.used, message.disk.quota),
-        message.is_complete,
         new_token,
         _attachment(message.attachment) if message.HasField("attachment") else None,
         _transfers(message.transfers),
@@ -136,7 +135,7 @@ def report_from_pb(session: SessionId, message: pb.ReportRequest) -> ReportKeepe
         message.run_id,
         message.keeper_id,
         _holdings(message.holdings),
-        message.is_complete,
+        message.confirmed,
         _attachment(message.attachment) if message.HasField("attachment") else None,
         Disk(message.disk.used, message.disk.quota) if message.HasField("disk") else None,
         _transfers(message.transfers),
@@ -217,6 +216,7 @@ def keep_response(message: object) -> pb.KeepResponse:
                 orders=pb.Orders(
                     checkpoints=[_order(one) for one in message.checkpoints],
                     forget_before=attempt_to_pb(message.forget_before),
+                    confirm=message.confirm,
                 )
             )
     raise TypeError(f"not a message to a keeper: {message!r}")

@@ -104,7 +104,7 @@ def test_killed_keeper_holds_after_its_restart_what_it_has_verified_again(nodes:
     b.kill()
     service.gone(old)
     _flip(b.folder / made.name / "__1_0.distcp")
-    service.orders.clear()
+    service.push(old, order(made, []))
     b.start()
     service.connected(old)
     assert service.held(b.id, made) == [0]

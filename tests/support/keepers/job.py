@@ -115,6 +115,7 @@ class Job:
     def step(self, event: Event) -> list[Message]:
         """Feed an event in, persist, deliver. Returns what the event's own session is told."""
         effects = Effects()
+        self.rules.now = self._now
         self._core.step(event, self._instant, effects)
         self._persist(effects)
         for record in effects.records:
@@ -212,18 +213,8 @@ class Job:
         holdings = node.holdings()
         node.reported = {holding.attempt: holding for holding in holdings}
         node.told = node.attachment or node.told
-        self.step(
-            ConnectKeeper(
-                node.session,
-                RUN,
-                node.info,
-                holdings,
-                Disk(1, 2),
-                node.is_complete,
-                "secret",
-                node.attachment,
-            )
-        )
+        event = ConnectKeeper(node.session, RUN, node.info, holdings, Disk(1, 2), "secret", node.attachment)
+        self.step(event)
 
     def disconnect(self, node: Node) -> None:
         """Its stream breaks; the keeper may go on, cut off."""
@@ -261,14 +252,13 @@ class Job:
     def _report(
         self, node: Node, holdings: tuple[Holding, ...], attachment: Attachment | None = None
     ) -> None:
-        event = ReportKeeper(next(self._ids), RUN, node.name, holdings, node.is_complete, attachment)
+        event = ReportKeeper(next(self._ids), RUN, node.name, holdings, node.confirmed, attachment)
         assert self.step(event) == [ReportTaken()]
 
     def verify_all(self, node: Node) -> None:
-        """The keeper has verified all that it found in its folder."""
+        """The keeper verifies all that is in its folder."""
         for attempt in node.disk:
             node.verify(attempt)
-        node.is_complete = not node.lacks_manifest
         self.report(node)
 
     def work(self, node: Node, *, is_quick: bool = True) -> bool:
@@ -332,6 +322,7 @@ class Job:
                 and there.digest == folder.digest
                 for source in sources
             )
+            folder.tried = order.sources
             node.verify(attempt)
         return folder.has_head
 
@@ -439,6 +430,7 @@ class Job:
         """A rank asks what to resume from."""
         session = next(self._ids)
         self._asking[session] = generation, number, rank
+        self.rules.asked_at.setdefault((generation, number), self._now)
         absent = self.absent if (generation, number) == (self.generation, self.number) else ()
         # A rank of an earlier generation asks with the world size of its own.
         world_size = self._sizes_by_generation.setdefault(generation, self.world_size)

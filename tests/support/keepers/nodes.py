@@ -8,6 +8,8 @@ from muster.service.core.vocabulary.local import (
     Holding,
     KeeperInfo,
     LocalCheckpoint,
+    Location,
+    Order,
     Orders,
     Peers,
 )
@@ -28,6 +30,8 @@ class Folder:
     persisted_as: str = ""
     has_head: bool = True
     """Whether the manifest is here. Without it, the keeper can verify nothing."""
+    tried: tuple[Location, ...] = ()
+    """The sources that did not have the manifest."""
 
     def holding(self, attempt: Attempt) -> Holding:
         """What the keeper reports of it."""
@@ -43,7 +47,6 @@ class Node:
     name: str
     domain: str
     session: SessionId | None = None
-    is_complete: bool = False
     attachment: Attachment | None = None
     """The ranks that have attached; it is gone with the keeper's process."""
     told: Attachment | None = None
@@ -68,11 +71,19 @@ class Node:
         return KeeperInfo(self.name, self.url, self.domain)
 
     @property
-    def lacks_manifest(self) -> bool:
-        """Whether it has parts without the manifest, and its orders name nodes that have it."""
-        orders = self.orders.checkpoints if self.orders is not None else ()
-        here = (one for one in orders if one.checkpoint.attempt in self.disk)
-        return any(one.sources and not self.disk[one.checkpoint.attempt].has_head for one in here)
+    def confirmed(self) -> int:
+        """The number that its orders ask to confirm, if nothing more can be verified; else 0."""
+        if self.orders is None or any(self._may_verify(order) for order in self.orders.checkpoints):
+            return 0
+        return self.orders.confirm
+
+    def _may_verify(self, order: Order) -> bool:
+        folder = self.disk.get(order.checkpoint.attempt)
+        if folder is None:
+            return False
+        if not folder.has_head:
+            return bool(folder.parts and order.sources) and folder.tried != order.sources
+        return not set(folder.parts) <= folder.verified
 
     def write(self, checkpoint: LocalCheckpoint, rank: int) -> None:
         """A rank writes its part."""
@@ -92,9 +103,9 @@ class Node:
 
     def stop(self) -> None:
         """The keeper's process ends. Its successor has verified nothing."""
-        self.attachment, self.is_complete = None, False
-        self.committing = {}
+        self.attachment, self.committing = None, {}
         for folder in self.disk.values():
+            folder.tried = ()
             folder.verified, folder.uploaded, folder.persisted_as = set(), set(), ""
 
     def break_stream(self) -> None:

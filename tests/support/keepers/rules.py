@@ -1,7 +1,8 @@
 """The rules of local checkpoints, held against what nodes have reported, and not against the core's state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from muster.service.core.local.recovery import VERIFY_PATIENCE
 from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.local import (
     Attempt,
@@ -48,6 +49,9 @@ class Rules:
         """What rank 0 was permitted to commit in shared storage, and is about to."""
         self.absent: set[Attempt] = set()
         """Those of which was made sure that nobody commits them."""
+        self.now = 0.0
+        self.asked_at: dict[tuple[int, int], float] = {}
+        """By generation and number of a decision: when a rank asked for it first."""
 
     # ------------------------------------------------------------------ what there is
 
@@ -73,6 +77,20 @@ class Rules:
         """The newest checkpoint that is whole."""
         whole = (attempt for attempt, one in self.known.items() if self.is_whole(one.checkpoint))
         return max(whole, default=NONE)
+
+    def newest_on_disks(self, nodes: Iterable[Node]) -> Attempt:
+        """The newest checkpoint with each part intact on these nodes, and the manifest beside one of them."""
+        nodes = list(nodes)
+
+        def is_there(checkpoint: LocalCheckpoint) -> bool:
+            found = [node.disk.get(checkpoint.attempt) for node in nodes]
+            here = [one for one in found if one is not None and one.digest == checkpoint.manifest_digest]
+            parts = {rank for one in here for rank, is_intact in one.parts.items() if is_intact}
+            has_manifest = any(one.has_head and any(one.parts.values()) for one in here)
+            return has_manifest and parts == set(range(checkpoint.world_size))
+
+        known = (one.checkpoint for one in self.known.values())
+        return max((one.attempt for one in known if is_there(one)), default=NONE)
 
     def newest_persisted(self) -> Attempt:
         """The newest checkpoint that a decision knew to be in shared storage, and that was not abandoned."""
@@ -189,6 +207,8 @@ class Rules:
             assert record.attempt == whole, "it is not the newest whole checkpoint"
             assert record.attempt >= persisted, "a newer one in shared storage is not resumed from"
             self.decisions[key] = self.known[record.attempt].checkpoint
+        if self.now < self.asked_at[key] + VERIFY_PATIENCE:
+            assert self.newest_on_disks(self.connected()) <= last, "a keeper may still verify a newer one"
         self.abandoned.update(attempt for attempt in self.known if attempt > last)
 
     # ------------------------------------------------------------------ what is told

@@ -1,5 +1,6 @@
 """A core with the keepers of one run, one rank on each, for tests that say what each keeper reports."""
 
+from collections.abc import Iterable
 from itertools import count
 
 from muster.service.core.coordinator import Coordinator
@@ -43,6 +44,8 @@ class Job:
         self.rows: dict[bytes, bytes] = {}
         self.sent: dict[SessionId, list[Message]] = {}
         self.sessions: dict[str, SessionId] = {}
+        self.verifying: set[str] = set()
+        """The keepers that still verify what is on their disks. The others confirm their orders at once."""
         self._ids = count(1)
 
     def step(self, event: Event) -> Effects:
@@ -58,7 +61,15 @@ class Job:
         for delivery in effects.deliveries:
             for session in delivery.audience:
                 self.sent.setdefault(session, []).append(delivery.message)
+        for delivery in effects.deliveries:
+            if isinstance(delivery.message, Orders) and delivery.message.confirm:
+                self._confirm(delivery.audience)
         return effects
+
+    def _confirm(self, audience: Iterable[SessionId]) -> None:
+        for name, session in self.sessions.items():
+            if session in audience and name not in self.verifying:
+                self.step(ReportKeeper(self.session(), RUN, name, (), self.orders(name).confirm))
 
     def restart(self) -> None:
         self.core = Coordinator()
@@ -70,17 +81,13 @@ class Job:
     def session(self) -> SessionId:
         return next(self._ids)
 
-    def connect(
-        self, node: int, *holdings: Holding, generation: int | None = 1, is_complete: bool = True
-    ) -> None:
+    def connect(self, node: int, *holdings: Holding, generation: int | None = 1) -> None:
         session = self.sessions[f"k{node}"] = self.session()
         attachment = None
         if generation is not None:
             attachment = Attachment(generation, self.nodes, frozenset({node}), self.replicas)
         keeper = KeeperInfo(f"k{node}", f"http://k{node}")
-        self.step(
-            ConnectKeeper(session, RUN, keeper, holdings, Disk(1, 2), is_complete, "secret", attachment)
-        )
+        self.step(ConnectKeeper(session, RUN, keeper, holdings, Disk(1, 2), "secret", attachment))
 
     def connect_all(self, generation: int = 1) -> None:
         for node in range(self.nodes):
@@ -95,7 +102,9 @@ class Job:
     def report(self, node: int, attempt: Attempt, ranks: set[int], **more: object) -> Message:
         session = self.session()
         holding = Holding(attempt, digest(attempt), frozenset(ranks), **more)  # type: ignore[arg-type]
-        self.step(ReportKeeper(session, RUN, f"k{node}", (holding,), True))
+        name = f"k{node}"
+        confirmed = self.orders(name).confirm if name in self.sessions.keys() - self.verifying else 0
+        self.step(ReportKeeper(session, RUN, name, (holding,), confirmed))
         return self.sent[session][-1]
 
     def commit(

@@ -1,6 +1,5 @@
 """What must come of a job with local checkpoints when all its nodes are there for long enough."""
 
-from muster.service.core.vocabulary.local import Attempt, LocalCheckpoint
 from tests.support.expect import of_kind
 from tests.support.keepers.job import Job
 
@@ -32,7 +31,7 @@ def settle(job: Job) -> None:
 def _resume(job: Job) -> None:
     if job.is_training:
         return
-    newest = _newest_on_disks(job)
+    newest = job.rules.newest_on_disks(job.nodes.values())
     for _ in range(2 + len(job.rules.known) * 2):
         job.recover()
         if job.load():
@@ -40,18 +39,4 @@ def _resume(job: Job) -> None:
     else:
         raise AssertionError("the job does not come back")
     found = job.resumed
-    assert newest is None or found is None or found.attempt >= newest, "a part on a disk was not used"
-
-
-def _newest_on_disks(job: Job) -> Attempt | None:
-    """Return the newest checkpoint with each part whole on a disk, and the manifest beside one of them."""
-
-    def is_there(checkpoint: LocalCheckpoint) -> bool:
-        found = [node.disk.get(checkpoint.attempt) for node in job.nodes.values()]
-        here = [one for one in found if one is not None and one.digest == checkpoint.manifest_digest]
-        parts = {rank for one in here for rank, is_intact in one.parts.items() if is_intact}
-        has_manifest = any(one.has_head and any(one.parts.values()) for one in here)
-        return has_manifest and parts == set(range(checkpoint.world_size))
-
-    known = (one.checkpoint for one in job.rules.known.values())
-    return max((one.attempt for one in known if is_there(one)), default=None)
+    assert found is None or found.attempt >= newest, "a part on a disk was not used"

@@ -17,6 +17,8 @@ from muster.v1 import local_pb2_grpc
 from tests.support.keeping.checkpoints import MadeCheckpoint
 
 TOKEN = "a token of peers"
+ASKED = 1
+"""What all orders ask to confirm."""
 Holdings = dict[tuple[int, int], pb.Holding]
 
 
@@ -28,7 +30,7 @@ class FakeKeeper:
         self.attachment = request.attachment
         self.holdings: Holdings = {_key(one.attempt): one for one in request.holdings}
         self.disk = request.disk
-        self.is_complete = request.is_complete
+        self.confirmed = 0
         self.transfers = {one.url: one for one in request.transfers}
         self.outbox: queue.SimpleQueue[pb.KeepResponse | None] = queue.SimpleQueue()
 
@@ -115,7 +117,8 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         if not context.add_callback(end):
             end()
         self._push_peers()
-        keeper.outbox.put(pb.KeepResponse(orders=self.orders.get(request.keeper.id, pb.Orders())))
+        orders = self.orders.get(request.keeper.id, pb.Orders(confirm=ASKED))
+        keeper.outbox.put(pb.KeepResponse(orders=orders))
         while (response := keeper.outbox.get()) is not None:
             yield response
 
@@ -129,7 +132,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
                 keeper.attachment = request.attachment
             if request.HasField("disk"):
                 keeper.disk = request.disk
-            keeper.is_complete = request.is_complete
+            keeper.confirmed = request.confirmed
             if request.transfers:
                 keeper.transfers = {one.url: one for one in request.transfers}
             keeper.holdings |= {_key(one.attempt): one for one in request.holdings}
@@ -161,7 +164,7 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
     def push(self, keeper_id: str, *orders: pb.Order, forget_before: tuple[int, int] = (0, 0)) -> None:
         """Give a keeper its orders."""
         before = pb.Attempt(generation=forget_before[0], number=forget_before[1])
-        self.orders[keeper_id] = pb.Orders(checkpoints=orders, forget_before=before)
+        self.orders[keeper_id] = pb.Orders(checkpoints=orders, forget_before=before, confirm=ASKED)
         if (keeper := self.keepers.get(keeper_id)) is not None:
             keeper.outbox.put(pb.KeepResponse(orders=self.orders[keeper_id]))
 
@@ -174,9 +177,9 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         return pb.Location(url=self.url(keeper_id), ranks=ranks)
 
     def connected(self, *keeper_ids: str) -> None:
-        """Wait until these keepers have connected, and verified all that they have."""
+        """Wait until these keepers have connected, and verified all that their orders name."""
         until(
-            lambda: all(one in self.keepers and self.keepers[one].is_complete for one in keeper_ids),
+            lambda: all(one in self.keepers and self.keepers[one].confirmed == ASKED for one in keeper_ids),
             "the keepers do not connect",
         )
 

@@ -148,6 +148,35 @@ async def test_file_that_was_verified_against_another_manifest_does_not_count(
     assert not store.may_come(made.attempt, MINE)
 
 
+async def test_file_is_not_deleted_by_a_manifest_that_is_not_ordered(store: FileStore, made: MadeCheckpoint):
+    """A node may die before the manifest has come of what its ranks have written over an earlier attempt."""
+    old = made_checkpoint(world_size=2, size=90_000)
+    old.write(store.folder.path, [0], head=True)
+    made.write(store.folder.path, [0])
+    orders, store.orders = store.orders, None
+    await store.verify_attempt(made.attempt)
+    assert store.verified.kept(made.attempt).manifest_digest == bytes.fromhex(old.local().manifest.digest)
+    assert not store.has(made.attempt, MINE)
+    store.orders = orders
+    store.verified.drop_other(made.attempt, made.local().manifest)
+    assert await store.verify_file(made.attempt, await store.ensure_head(made.attempt), MINE)
+
+
+async def test_fetch_does_not_count_when_another_manifest_is_ordered_meanwhile(
+    store: FileStore, made: MadeCheckpoint, peers: Peers
+):
+    await store.ensure_head(made.attempt)
+    peers.open_now.clear()
+    peers.was_asked.clear()
+    fetching = asyncio.create_task(store.ensure_file(made.attempt, THEIRS, is_copy=True))
+    await store.in_thread(lambda: peers.was_asked.wait(PATIENCE))
+    store.orders = ordered(made_checkpoint(world_size=2, size=90_000), PEER)
+    peers.open_now.set()
+    with pytest.raises(SilentSourcesError, match="replaced meanwhile"):
+        await fetching
+    assert not store.has(made.attempt, THEIRS)
+
+
 async def test_file_that_was_written_to_since_counts_no_longer(store: FileStore, made: MadeCheckpoint):
     made.write(store.folder.path, [0], head=True)
     await store.verify_attempt(made.attempt)

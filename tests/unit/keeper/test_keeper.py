@@ -2,13 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from lab.patience import PATIENCE
+from muster.keeper import file_store
 from muster.keeper import keeper as module
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import KeeperFolder
@@ -145,46 +148,132 @@ async def test_keeper_reports_ordered_checkpoints_and_then_the_newest(
     assert list(keeper.report().holdings) == [made[1].attempt, *newest[1:]]
 
 
+def asking(made: MadeCheckpoint, number: int, *urls: str) -> Orders:
+    """Orders about a checkpoint whose manifest these keepers have, and that ask to confirm a number."""
+    sources = tuple(Location(url, frozenset()) for url in urls)
+    return Orders({made.attempt: Order(made.local(), sources=sources)}, confirm=number)
+
+
+@asynccontextmanager
+async def running(keeper: Keeper) -> AsyncIterator[None]:
+    task = asyncio.create_task(keeper.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def confirmed(keeper: Keeper, number: int) -> None:
+    assert await keeper.changes.until(lambda: keeper.report().confirmed == number, PATIENCE)
+
+
+async def test_orders_are_confirmed_when_all_that_is_here_is_verified(
+    tmp_path: Path, threads: ThreadPoolExecutor
+):
+    """The part was written after the keeper had started."""
+    made = made_checkpoint()
+    keeper = keeper_in(tmp_path, SilentTransport(enough=1), threads)
+    await keeper.verify_all()
+    keeper.take_orders(Orders(confirm=6))
+    assert keeper.report().confirmed == 6
+    made.write(keeper.files.folder.path, [0], head=True)
+    keeper.take_orders(asking(made, 7))
+    assert keeper.report().confirmed == 0
+    async with running(keeper):
+        await confirmed(keeper, 7)
+    assert keeper.report().holdings[made.attempt].ranks == {0}
+    keeper.forget_question()
+    assert keeper.report().confirmed == 0, "these orders came on a stream that has ended"
+
+
 async def test_keeper_waits_for_the_manifest_of_a_part_as_long_as_somebody_has_it(
     tmp_path: Path, threads: ThreadPoolExecutor
 ):
     made = made_checkpoint()
     keeper = keeper_in(tmp_path, OneSource(made), threads)
     made.write(keeper.files.folder.path, [0])
-    await keeper.verify_all()
-    assert not keeper.report().is_complete, "only orders say whether somebody has it"
-    keeper.take_orders(Orders({made.attempt: Order(made.local())}))
-    assert keeper.report().is_complete, "nobody has it"
-    elsewhere = (Location(SOURCE, frozenset()),)
-    keeper.take_orders(Orders({made.attempt: Order(made.local(), sources=elsewhere)}))
-    assert not keeper.report().is_complete
-    running = asyncio.create_task(keeper.run())
-    assert await keeper.changes.until(lambda: bool(keeper.report().is_complete), PATIENCE)
+    keeper.take_orders(asking(made, 1))
+    assert keeper.report().confirmed == 1, "nobody has it"
+    keeper.take_orders(asking(made, 2, SOURCE))
+    assert keeper.report().confirmed == 0
+    async with running(keeper):
+        await confirmed(keeper, 2)
     assert keeper.report().holdings[made.attempt].ranks == {0}
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_keeper_does_not_wait_for_a_manifest_from_a_silent_source(
     tmp_path: Path, threads: ThreadPoolExecutor
 ):
     made = made_checkpoint()
-    keeper = keeper_in(tmp_path, SilentTransport(enough=1), threads)
+    transport = SilentTransport(enough=module.PATIENT_FAILURES)
+    keeper = keeper_in(tmp_path, transport, threads)
     made.write(keeper.files.folder.path, [0])
-    await keeper.verify_all()
+    keeper.take_orders(asking(made, 1, SOURCE))
+    async with running(keeper):
+        await confirmed(keeper, 1)
+        assert transport.was_asked.is_set(), "one failure may be by chance"
+        keeper.take_orders(asking(made, 2, SOURCE))
+        assert keeper.report().confirmed == 2
+        keeper.take_orders(asking(made, 3, "http://node-2:1"))
+        assert keeper.report().confirmed == 0, "another one may have it"
 
-    def source(url: str) -> Orders:
-        return Orders({made.attempt: Order(made.local(), sources=(Location(url, frozenset()),))})
 
-    keeper.take_orders(source(SOURCE))
-    running = asyncio.create_task(keeper.run())
-    assert await keeper.changes.until(lambda: bool(keeper.report().is_complete), PATIENCE)
-    keeper.take_orders(source(SOURCE))
-    assert keeper.report().is_complete
-    keeper.take_orders(source("http://node-2:1"))
-    assert not keeper.report().is_complete, "another one may have it"
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+class SlowToFail:
+    """One keeper fails when it is told to, and another one answers."""
+
+    def __init__(self, made: MadeCheckpoint) -> None:
+        self._answers = OneSource(made)
+        self._loop = asyncio.get_running_loop()
+        self.was_asked = asyncio.Event()
+        self.fail_now = threading.Event()
+
+    def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> Stream:
+        if url != SOURCE:
+            return self._answers.open(url, path, offset, length)
+        self._loop.call_soon_threadsafe(self.was_asked.set)
+        assert self.fail_now.wait(PATIENCE)
+        raise TransportError(f"{url} does not answer")
+
+    def keep_only(self, urls: Collection[str]) -> None:
+        pass
+
+
+async def test_failure_of_an_earlier_source_does_not_count_against_the_present_one(
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "PATIENT_FAILURES", 1)
+    monkeypatch.setattr(module, "FIRST_PAUSE", 10 * PATIENCE)
+    made = made_checkpoint()
+    transport = SlowToFail(made)
+    keeper = keeper_in(tmp_path, transport, threads)
+    made.write(keeper.files.folder.path, [0])
+    keeper.take_orders(asking(made, 1, SOURCE))
+    async with running(keeper):
+        await transport.was_asked.wait()
+        keeper.take_orders(asking(made, 2, "http://node-2:1"))
+        transport.fail_now.set()
+        await confirmed(keeper, 2)
+    assert keeper.report().holdings[made.attempt].ranks == {0}
+
+
+async def test_other_sources_do_not_undo_the_failures_of_what_needs_none(
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    """A file that cannot be read cannot be read by other orders either."""
+    made = made_checkpoint()
+    keeper = keeper_in(tmp_path, OneSource(made), threads)
+    made.write(keeper.files.folder.path, [0], head=True)
+    monkeypatch.setattr(file_store, "file_is_whole", cannot_read)
+    keeper.take_orders(asking(made, 1, SOURCE))
+    async with running(keeper):
+        await confirmed(keeper, 1)
+        keeper.take_orders(asking(made, 2, "http://node-2:1"))
+        assert keeper.report().confirmed == 2
+
+
+def cannot_read(folder: Path, name: str, entry: object) -> bool:
+    raise OSError("Input/output error")
 
 
 async def test_part_that_vanished_from_shared_storage_is_fetched_for_the_commit(

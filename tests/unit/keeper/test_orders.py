@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.checkpoint.manifest import ManifestReference
+from muster.checkpoint.manifest import MANIFEST, ManifestReference
 from muster.keeper.orders import (
     Action,
     CommitPersisted,
@@ -21,7 +21,7 @@ from muster.keeper.orders import (
     decide,
     holding,
     is_forgotten,
-    may_be_whole,
+    may_be_verified,
     wanted_ranks,
 )
 from muster.keeper.vocabulary import LocalCheckpoint, Location, Order, Orders
@@ -177,12 +177,15 @@ def test_what_is_here_is_verified_though_nobody_wants_it():
 
     def looked(orders: Orders, here: Kept, *failed: Action) -> tuple[Sequence[Action], bool]:
         kept = {attempt: here}
-        return decide(Situation(orders, kept)), may_be_whole(orders, kept, failed)
+        return decide(Situation(orders, kept)), may_be_verified(orders, kept, failed)
 
     without_head, with_head = Kept(unverified=names), Kept(PARTS[attempt], unverified=names)
     assert looked(without_source, without_head) == ([], False)
     assert looked(with_source, without_head) == ([GetHead(attempt)], True)
     assert looked(with_source, without_head, GetHead(attempt))[1] is False
+    own_head = Kept(unverified=names | {MANIFEST})
+    assert looked(without_source, own_head) == ([GetHead(attempt)], True)
+    assert looked(without_source, own_head, GetHead(attempt))[1] is False
     verifications = [VerifyFile(attempt, name) for name in sorted(names)]
     assert looked(without_source, with_head) == (verifications, True)
     assert looked(without_source, with_head, *verifications)[1] is False

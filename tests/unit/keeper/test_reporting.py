@@ -24,7 +24,7 @@ def reports(draw: st.DrawFn) -> Report:
         },
         draw(st.integers(0, 5)),
         draw(st.integers(1, 2)),
-        draw(st.booleans()),
+        draw(st.integers(0, 2)),
     )
 
 
@@ -37,7 +37,7 @@ def test_report_of_changes_is_empty_when_nothing_has_changed(report: Report):
 def test_changes_applied_to_the_last_report_give_the_new_one(before: Report, now: Report):
     after = before.with_changes(now.without(before))
     assert (after.used, after.quota) == (now.used, now.quota)
-    assert after.is_complete == now.is_complete
+    assert after.confirmed == now.confirmed
     assert after.attachment == (now.attachment or before.attachment)
     for attempt, said in after.holdings.items():
         here = now.holdings.get(attempt)
@@ -50,18 +50,19 @@ def test_changes_applied_to_the_last_report_give_the_new_one(before: Report, now
     assert now.without(after).is_empty, "nothing is left to report"
 
 
-def _many(count: int, digest: bytes) -> Report:
+def _many(count: int, digest: bytes, confirmed: int = 0) -> Report:
     attempts = (SaveAttempt(1, number) for number in range(count))
-    return Report(holdings={one: Holding(one, digest, frozenset({0})) for one in attempts})
+    holdings = {one: Holding(one, digest, frozenset({0})) for one in attempts}
+    return Report(holdings=holdings, confirmed=confirmed)
 
 
 def test_report_of_changes_names_no_more_checkpoints_than_the_coordinator_takes():
-    heard, now = _many(2 * MAX_HOLDINGS, b"a"), _many(MAX_HOLDINGS, b"b")
+    heard, now = _many(2 * MAX_HOLDINGS, b"a", 1), _many(MAX_HOLDINGS, b"b", 2)
     reports = []
     while not (changes := now.without(heard)).is_empty:
-        reports.append(len(changes.holdings))
+        reports.append((len(changes.holdings), changes.confirmed))
         heard = heard.with_changes(changes)
-    assert reports == [MAX_HOLDINGS, MAX_HOLDINGS]
+    assert reports == [(MAX_HOLDINGS, 0), (MAX_HOLDINGS, 2)], "only the last one confirms all of them"
     assert {attempt: one for attempt, one in heard.holdings.items() if one.ranks} == now.holdings
 
 

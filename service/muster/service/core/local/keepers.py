@@ -26,12 +26,14 @@ class Keeper:
     attachment: Attachment | None = None
     holdings: dict[Attempt, Holding] = field(default_factory=dict)
     disk: Disk = field(default_factory=Disk)
-    is_complete: bool = False
-    """Whether it has verified all that it found in its folder."""
     transfers: tuple[Transfer, ...] = ()
     """What it has fetched lately, for people."""
     told: Orders | None = None
     """The orders that were sent to it last; None: none on this stream."""
+    asked: int = 0
+    """The number that these orders ask to confirm; 0: they do not ask."""
+    confirmed: int = 0
+    """The number that it has confirmed."""
     starves_for: set[tuple[Attempt, int]] = field(default_factory=set)
     """The attempts and ranks whose parts it may need, and that no connected keeper has."""
 

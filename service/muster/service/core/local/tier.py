@@ -9,16 +9,10 @@ from dataclasses import replace
 
 from muster.service.core.local import refusals
 from muster.service.core.local.copies import Copies
+from muster.service.core.local.dispatch import Dispatch
 from muster.service.core.local.keepers import Keeper, Keepers
 from muster.service.core.local.levels import is_replicated
-from muster.service.core.local.orders import (
-    ANY_PART,
-    committer,
-    locations_of,
-    orders_for,
-    parts_without_source,
-    peers_of,
-)
+from muster.service.core.local.orders import ANY_PART, committer, peers_of
 from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, PendingRecovery, choose
 from muster.service.core.local.selection import surplus, unsettled, unsettled_before
 from muster.service.core.local.turns import PersistTurns
@@ -34,7 +28,6 @@ from muster.service.core.vocabulary.local import (
     Level,
     LocalCheckpointRecord,
     LocalCommitted,
-    Location,
     Permit,
     Permitted,
     Recover,
@@ -73,10 +66,7 @@ class LocalTier:
         self._persisting: Attempt | None = None
         """The checkpoint that keepers are told to persist."""
         self._turns = PersistTurns()
-        self._everywhere: tuple[Attempt, dict[str, Location]] | None = None
-        """Where all parts are of the checkpoint to resume from; None: it must be looked up."""
-        self._dirty: dict[str, Keeper] = {}
-        """The keepers whose orders may have changed in this step."""
+        self._dispatch = Dispatch(self.keepers)
 
     # ------------------------------------------------------------------ what there is
 
@@ -145,11 +135,12 @@ class LocalTier:
         self._token = self._token or event.new_token
         keeper = self.keepers.add(event.keeper)
         keeper.session, keeper.told = event.session, None
-        self._everywhere = None
+        keeper.asked = keeper.confirmed = 0
+        self._dispatch.forget_locations()
         keeper.holdings, keeper.transfers = {}, event.transfers
-        keeper.disk, keeper.is_complete = event.disk, event.is_complete
+        keeper.disk = event.disk
         if any(one.record.keeper_id == keeper.info.id for one in self._copies.values()):
-            self._mark_all()  # It may have manifests that others need.
+            self._dispatch.mark_all()  # It may have manifests that others need.
         self._set_holdings(keeper, {one.attempt: one for one in event.holdings}, effects)
         if event.attachment is not None:
             self._attach(keeper, event.attachment)
@@ -159,7 +150,7 @@ class LocalTier:
 
     def report(self, event: ReportKeeper, keeper: Keeper, now: Instant, effects: Effects) -> None:
         """Take in what has changed on a keeper."""
-        keeper.is_complete = event.is_complete
+        keeper.confirmed = event.confirmed
         keeper.disk = event.disk or keeper.disk
         keeper.transfers = event.transfers or keeper.transfers
         changed = {**keeper.holdings, **{one.attempt: one for one in event.holdings}}
@@ -178,10 +169,10 @@ class LocalTier:
         for keeper in self.keepers:
             if keeper.session == session:
                 keeper.session = keeper.told = None
-                self._everywhere = None
+                self._dispatch.forget_locations()
                 self._lose(keeper, effects)
                 self.keepers.remove_if_unused(keeper)
-                self._mark_all()
+                self._dispatch.mark_all()
                 # Many keepers may be lost at once, as at a job's end. One round of orders is enough for them.
                 self._timers.arm(self, now.monotonic + ORDERS_PAUSE)
                 self._decide(now, effects)
@@ -207,7 +198,7 @@ class LocalTier:
         if persisting is not None:
             for rank in ranks:
                 for holder in persisting.holders[rank] if rank < len(persisting.holders) else ():
-                    self._mark(holder)
+                    self._dispatch.mark(holder)
 
     def _tell_peers(self, keeper: Keeper, effects: Effects) -> None:
         """Tell the keepers of each other: all of them once each rank has one, or the one that has come."""
@@ -216,7 +207,7 @@ class LocalTier:
         told = [keeper]
         if is_covered and self.keepers.is_current(keeper):
             if self.keepers.place():
-                self._mark_all()
+                self._dispatch.mark_all()
             told = self.keepers.connected()
         peers = peers_of(self.keepers, self._token)
         for one in told:
@@ -233,22 +224,20 @@ class LocalTier:
             if copies is None or was == now_has:
                 continue
             copies.change(keeper.info.id, was, now_has)
-            if self._everywhere is not None and attempt == self._everywhere[0]:
-                self._everywhere = None
+            self._dispatch.forget_locations(attempt)
             had, has = copies.counts(was), copies.counts(now_has)
             if had - has:
-                self._mark_all()  # It may be the source of others.
+                # It may be the source of others, and may have lost the manifest.
+                copies.is_fresh &= copies.record.keeper_id != keeper.info.id
+                self._dispatch.mark_all()
             if more := has - had:
                 gained.update((attempt, rank) for rank in (*more, ANY_PART))
             if attempt == self._persisting:
                 self._mark_persisting(more)
             self._raise_level(copies, now_has, effects)
-        self._dirty[keeper.info.id] = keeper
-        for holder in self.keepers.placement.get(keeper.info.id, ()):
-            self._mark(holder)
-        if gained:
-            starving = (one for one in self.keepers if not one.starves_for.isdisjoint(gained))
-            self._dirty.update((one.info.id, one) for one in starving)
+        for concerned in (keeper.info.id, *self.keepers.placement.get(keeper.info.id, ())):
+            self._dispatch.mark(concerned)
+        self._dispatch.mark_starving(gained)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -273,7 +262,7 @@ class LocalTier:
                 copies.is_fresh |= keeper.info.id == event.keeper_id
                 copies.change(keeper.info.id, None, keeper.holdings.get(checkpoint.attempt))
             self._raise_level(copies, None, effects)
-            self._mark_all()
+            self._dispatch.mark_all()
         if copies.is_in_shared_storage_alone:
             self._raise_level(copies, None, effects, event.persisted_as)
             effects.send(
@@ -321,7 +310,7 @@ class LocalTier:
         effects.records.append(record)
         reason = f"step {record.checkpoint.step} is {record.level.name}"
         effects.notices.append(Notice("checkpoint.level", self.run_id, reason))
-        self._mark_all()
+        self._dispatch.mark_all()
         for session, (attempt, wanted) in list(self._waiting.items()):
             if attempt == copies.attempt and record.level >= wanted:
                 del self._waiting[session]
@@ -330,7 +319,7 @@ class LocalTier:
     def _drop(self, copies: Copies, effects: Effects) -> None:
         del self._copies[copies.attempt]
         effects.records.append(ForgetLocalCheckpoint(self.run_id, copies.attempt))
-        self._mark_all()
+        self._dispatch.mark_all()
 
     # ------------------------------------------------------------------ recovery
 
@@ -385,13 +374,14 @@ class LocalTier:
             pending.covered_at = now.monotonic
         if not pending.waiters:
             return
-        verified = all(keeper.is_complete for keeper in self.keepers.connected())
         copies = self.copies
-        waits_until = pending.covered_at + (RETURN_PATIENCE if verified else VERIFY_PATIENCE)
+        is_verified = self._dispatch.is_all_verified
+        waits_until = pending.covered_at + (RETURN_PATIENCE if is_verified else VERIFY_PATIENCE)
         # Compared with the sum that the timer gets: else rounding may wake it for ever a moment too early.
         may_wait = now.monotonic < waits_until
         choice = choose(copies, may_wait=may_wait, without_local=pending.without_local)
         if choice is None:
+            self._dispatch.ask()
             self._timers.arm(self, waits_until)
             return
         self.recovery = RecoveryRecord(
@@ -416,8 +406,8 @@ class LocalTier:
         assert answer is not None
         for waiter in pending.waiters:
             effects.send(waiter, answer)
-        self._pending = None
-        self._mark_all()
+        self._end_pending()
+        self._dispatch.mark_all()
 
     def _settle(self, absent: Iterable[Attempt], effects: Effects) -> None:
         """The ranks have made sure that attempts are not in shared storage, and never will be."""
@@ -434,7 +424,11 @@ class LocalTier:
         refusal = refusal or refusals.recovery_superseded(self.run_id, pending.generation, pending.number)
         for waiter in pending.waiters:
             effects.send(waiter, Refused(refusal))
+        self._end_pending()
+
+    def _end_pending(self) -> None:
         self._pending = None
+        self._dispatch.stop_asking()
 
     def _refuse_waiting(self, copies: Copies, effects: Effects) -> None:
         for session, (attempt, _) in list(self._waiting.items()):
@@ -454,8 +448,13 @@ class LocalTier:
     # ------------------------------------------------------------------ orders
 
     def _review(self, now: Instant, effects: Effects) -> None:
-        """After each event: decide what is due, and tell the keepers whose orders have changed."""
+        """After each event: tell the keepers whose orders have changed, and decide what is due."""
+        self._update_orders(now, effects)
+        # Keepers look for what they can verify by their orders. The decision waits for that.
         self._decide(now, effects)
+        self._update_orders(now, effects)
+
+    def _update_orders(self, now: Instant, effects: Effects) -> None:
         for one in surplus(self.copies, is_alone=len(self.keepers.current()) == 1):
             self._drop(one, effects)
             self._refuse_waiting(one, effects)
@@ -465,36 +464,7 @@ class LocalTier:
             self._timers.arm(self, until)
         if (attempt := persisting.attempt if persisting is not None else None) != self._persisting:
             self._persisting = attempt
-            self._mark_all()
+            self._dispatch.mark_all()
         if persisting is not None and persisting.is_all_persisted:
-            self._mark(committer(persisting))
-        newest = self.newest
-        # A coordinator that knows of no checkpoint has lost its state, or is another one: nothing is deleted.
-        before = Attempt(0, 0) if newest is None else Attempt(newest.generation, newest.number + 1)
-        resumed, everywhere = self._locate_resumed()
-        for keeper in self._dirty.values():
-            if keeper.session is None:
-                continue
-            orders = orders_for(keeper, self.keepers, copies, resumed, everywhere, before, persisting)
-            keeper.starves_for = parts_without_source(orders, self._copies, self._resumed)
-            if orders != keeper.told:
-                keeper.told = orders
-                effects.send(keeper.session, orders)
-        self._dirty.clear()
-
-    def _locate_resumed(self) -> tuple[Attempt | None, dict[str, Location]]:
-        """Return the checkpoint that the current generation resumes from, and where its parts are."""
-        resumed = self._resumed
-        copies = self._copies.get(resumed) if resumed is not None else None
-        if copies is None:
-            return None, {}
-        if self._everywhere is None or self._everywhere[0] != resumed:
-            self._everywhere = copies.attempt, locations_of(copies, self.keepers)
-        return self._everywhere
-
-    def _mark(self, keeper_id: str) -> None:
-        if (keeper := self.keepers.find(keeper_id)) is not None:
-            self._dirty[keeper_id] = keeper
-
-    def _mark_all(self) -> None:
-        self._dirty.update((keeper.info.id, keeper) for keeper in self.keepers)
+            self._dispatch.mark(committer(persisting))
+        self._dispatch.send(self._copies, self._resumed, self.newest, persisting, effects)

@@ -124,8 +124,6 @@ class ConnectKeeper:
     keeper: KeeperInfo
     holdings: tuple[Holding, ...]
     disk: Disk
-    is_complete: bool
-    """Whether it has verified all that it found in its folder."""
     new_token: str
     """A new secret. It becomes the token of the run's keepers if they have none yet."""
     attachment: Attachment | None = None
@@ -140,7 +138,8 @@ class ReportKeeper:
     run_id: str
     keeper_id: str
     holdings: tuple[Holding, ...]
-    is_complete: bool
+    confirmed: int
+    """The number that its last orders ask to confirm, if it confirms it; else 0."""
     attachment: Attachment | None = None
     disk: Disk | None = None
     transfers: tuple[Transfer, ...] = ()
@@ -230,6 +229,8 @@ class Orders:
     checkpoints: tuple[Order, ...]
     forget_before: Attempt
     """Files of earlier attempts may be deleted, unless an order names their checkpoint."""
+    confirm: int = 0
+    """Not 0: the keeper confirms this number when it has verified all that it can."""
 
 
 @dataclass(frozen=True, slots=True)

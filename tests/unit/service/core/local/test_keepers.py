@@ -14,7 +14,7 @@ def visit(job: Job, name: str, attachment: Attachment | None) -> None:
     """Connect a keeper, and disconnect it."""
     session = job.session()
     keeper = KeeperInfo(name, f"http://{name}")
-    job.step(ConnectKeeper(session, RUN, keeper, (), Disk(), True, "secret", attachment))
+    job.step(ConnectKeeper(session, RUN, keeper, (), Disk(), "secret", attachment))
     job.step(Disconnected(session))
 
 

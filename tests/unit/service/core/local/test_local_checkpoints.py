@@ -1,4 +1,4 @@
-"""Local checkpoints: levels, orders and recoveries, through the core's events alone."""
+"""Local checkpoints: levels and orders, through the core's events alone."""
 
 import pytest
 
@@ -12,7 +12,6 @@ from muster.service.core.vocabulary.local import (
     Level,
     LocalCommitted,
     Peers,
-    Recover,
     ReportKeeper,
     ReportTaken,
     Transfer,
@@ -99,96 +98,21 @@ def test_keeper_that_has_reported_nothing_yet_is_told_of_all_checkpoints_and_del
     job.connect_all()
     job.save(Attempt(1, 0), 10)
     job.lose(1)
-    job.connect(1, generation=2, is_complete=False)
+    job.connect(1, generation=2)
     (order,) = job.orders("k1").checkpoints
     assert order.checkpoint.attempt == Attempt(1, 0)
     assert order.ranks == ()
 
 
-def test_decision_waits_for_keepers_with_the_missing_parts():
+def test_keeper_that_has_lost_the_manifest_is_not_the_only_source():
     job = Job(replicas=0)
     job.connect_all()
     job.save(Attempt(1, 0), 10)
-    job.save(Attempt(1, 1), 20, copies=False)
+    job.report(0, Attempt(1, 0), set())
     job.lose(2)
-    job.connect(2, Holding(Attempt(1, 0), digest(Attempt(1, 0)), frozenset({2})), generation=1)
-    asked = job.recover(1)
-    assert job.answer(asked) is None
-    job.now += 4
-    job.step(Tick())
-    assert job.answer(asked) is None
-    job.now += 2
-    job.step(Tick())
-    assert chosen(job, asked) == Attempt(1, 0)
-    assert job.level(Attempt(1, 1)) is None, "it was abandoned"
-    session = job.commit(Attempt(1, 1), 20)
-    assert refused(job, session) is Reason.ATTEMPT_SUPERSEDED
-
-
-def test_decision_waits_longer_for_keepers_that_verify():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
-    job.restart()
-    for node in range(3):
-        job.connect(node, is_complete=False, generation=2)
-    asked = job.recover(2)
-    job.now += 100
-    job.step(Tick())
-    assert job.answer(asked) is None
-    for node in range(3):
-        job.report(node, Attempt(1, 0), {node})
-    assert chosen(job, asked) == Attempt(1, 0)
-
-
-def test_all_ranks_hear_one_decision_also_after_a_restart():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
-    first = job.recover(1)
-    job.restart()
-    late = job.recover(1)
-    assert chosen(job, first) == chosen(job, late) == Attempt(1, 0)
-
-
-def test_next_decision_does_without_the_copies_that_were_damaged():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
-    job.save(Attempt(1, 1), 20)
-    assert chosen(job, job.recover(1)) == Attempt(1, 1)
-    job.report(1, Attempt(1, 1), set())
-    asked = job.recover(1, 1)
-    job.now += 6
-    job.step(Tick())
-    assert chosen(job, asked) == Attempt(1, 0)
-    assert refused(job, job.recover(1, 0)) is Reason.RECOVERY_SUPERSEDED
-
-
-def test_job_without_local_checkpoints_resumes_from_shared_storage():
-    job = Job(replicas=0)
-    job.connect_all()
-    assert chosen(job, job.recover(1)) is None
-
-
-def test_newer_checkpoint_in_shared_storage_is_preferred():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
-    job.commit(Attempt(1, 1), 20, persist_to="/shared")
-    for node in range(3):
-        job.report(node, Attempt(1, 1), {node}, persisted_ranks=frozenset({node}))
-    (order,) = [one for one in job.orders("k0").checkpoints if one.commit]
-    assert order.checkpoint.step == 20
-    assert not any(one.commit for one in job.orders("k1").checkpoints)
-    job.report(0, Attempt(1, 1), {0}, persisted_ranks=frozenset({0}), persisted_as="/shared/step-20")
-    assert job.level(Attempt(1, 1)) is Level.PERSISTED
-    job.lose(2)
-    job.connect(2, Holding(Attempt(1, 0), digest(Attempt(1, 0)), frozenset({2})))
-    asked = job.recover(1)
-    job.now += 6
-    job.step(Tick())
-    assert chosen(job, asked) is None
+    job.connect(2)
+    urls = {source.url for source in job.orders("k2").checkpoints[0].sources}
+    assert urls == {"http://k0", "http://k1"}
 
 
 def test_each_keeper_persists_what_it_wrote():
@@ -224,7 +148,7 @@ def test_commit_of_an_earlier_generation_is_refused():
         job.report(node, Attempt(1, 0), {node})
         session = job.session()
         attachment = Attachment(2, 3, frozenset({node}), 1)
-        job.step(ReportKeeper(session, RUN, f"k{node}", (), True, attachment))
+        job.step(ReportKeeper(session, RUN, f"k{node}", (), 0, attachment))
         assert job.answer(session) == ReportTaken()
     assert chosen(job, job.recover(2)) == Attempt(1, 0)
     assert refused(job, job.commit(Attempt(1, 7), 20)) is Reason.ATTEMPT_SUPERSEDED
@@ -274,7 +198,7 @@ def test_holding_of_another_manifest_rank_or_attempt_does_not_count(holding: Hol
     for node in range(2):
         job.report(node, Attempt(1, 0), {node})
     session = job.session()
-    job.step(ReportKeeper(session, RUN, "k2", (holding,), True))
+    job.step(ReportKeeper(session, RUN, "k2", (holding,), 0))
     assert job.core.run(RUN).local.copies[0].missing() == [2]
 
 
@@ -309,20 +233,6 @@ def test_persisted_checkpoint_newer_than_the_newest_whole_one_is_not_forgotten()
     job.now += 6
     job.step(Tick())
     assert chosen(job, asked) is None, "step 20 in shared storage is newer than step 10"
-
-
-def test_decision_waits_no_longer_when_all_calls_ended_and_came_back():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
-    job.commit(Attempt(1, 1), 20)
-    first = job.recover(1)
-    job.now += 4
-    job.step(Disconnected(first))
-    again = job.recover(1)
-    job.now += 2
-    job.step(Tick())
-    assert chosen(job, again) == Attempt(1, 0)
 
 
 def test_sources_of_all_parts_are_told_only_until_all_ranks_have_loaded():
@@ -386,31 +296,6 @@ def test_checkpoint_without_upload_progress_is_given_up_for_a_newer_one():
     ]
 
 
-def test_recovery_with_different_world_sizes_is_refused_for_all():
-    job = Job()
-    job.connect(0)
-    waiting = job.recover(1)
-    other = job.session()
-    job.step(Recover(other, RUN, 1, 0, 4))
-    for session in (waiting, other):
-        answer = job.answer(session)
-        assert isinstance(answer, Refused)
-        assert answer.refusal.reason is Reason.RECOVERY_MISMATCHED
-        assert "world sizes 3 and 4" in answer.refusal.message
-
-
-def test_rank_with_another_world_size_does_not_hear_a_decision():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
-    assert chosen(job, job.recover(1)) == Attempt(1, 0)
-    other = job.session()
-    job.step(Recover(other, RUN, 1, 0, 4))
-    answer = job.answer(other)
-    assert isinstance(answer, Refused)
-    assert answer.refusal.reason is Reason.RECOVERY_MISMATCHED
-
-
 def test_committer_is_told_the_sources_of_all_parts():
     job = Job(replicas=0)
     job.connect_all()
@@ -438,7 +323,7 @@ def test_rank_that_moves_within_a_generation_belongs_to_its_new_node():
     job.connect_all()
     session = job.session()
     moved = Attachment(1, 3, frozenset({0, 1}), 1)
-    job.step(ReportKeeper(session, RUN, "k1", (), True, moved))
+    job.step(ReportKeeper(session, RUN, "k1", (), 0, moved))
     peers = [one for one in job.sent[job.sessions["k2"]] if isinstance(one, Peers)][-1]
     assert [one.ranks for one in peers.keepers] == [(), (0, 1), (2,)]
 
@@ -447,8 +332,8 @@ def test_speeds_of_a_keeper_are_shown_until_it_tells_others():
     job = Job()
     job.connect_all()
     transfers = (Transfer("http://k0", 1000, 2.0),)
-    job.step(ReportKeeper(job.session(), RUN, "k1", (), True, transfers=transfers))
-    job.step(ReportKeeper(job.session(), RUN, "k1", (), True))
+    job.step(ReportKeeper(job.session(), RUN, "k1", (), 0, transfers=transfers))
+    job.step(ReportKeeper(job.session(), RUN, "k1", (), 0))
     keepers = local_tier(job.core.run(RUN).local, Instant(job.now, 0.0)).keepers
     assert [one.transfers for one in keepers] == [(), transfers, ()]
 
@@ -468,5 +353,5 @@ def test_speeds_that_cannot_be_are_refused(transfers: list[Transfer]):
     job = Job()
     job.connect_all()
     session = job.session()
-    job.step(ReportKeeper(session, RUN, "k1", (), True, transfers=tuple(transfers)))
+    job.step(ReportKeeper(session, RUN, "k1", (), 0, transfers=tuple(transfers)))
     assert refused(job, session) is Reason.INVALID_ARGUMENT

@@ -166,6 +166,29 @@ class LocalCheckpoints(RuleBasedStateMachine):
         placed = placed or [(nodes[0], 1)]
         self.job.start(placed, [node for node, is_in in zip(nodes, attached, strict=True) if is_in])
 
+    @precondition(lambda self: self.job.is_training)
+    @rule(verified=SOME, without_manifest=SOME)
+    def restart_all(self, verified: list[bool], without_manifest: list[bool]) -> None:
+        """All nodes restart after a save, and some take long to verify what is on their disks."""
+        self.job.commit(self.job.save())
+        nodes = list(self.job.nodes.values())
+        for node, is_without in zip(nodes, without_manifest, strict=True):
+            node.stop()
+            if node.disk:
+                node.disk[max(node.disk)].has_head = not is_without
+            self.job.disconnect(node)
+        placed = [(self.job.nodes[name], len(ranks)) for name, ranks in self.job.ranks.items()]
+        self.job.start(placed, [])
+        for node in nodes:
+            self.job.attach(node)
+            self.job.connect(node)
+        self.ask_from_all()
+        for node, is_verified in zip(nodes, verified, strict=True):
+            if is_verified:
+                self.job.work(node)
+                self.job.verify_all(node)
+        self.job.wait(6.0)
+
     @precondition(lambda self: not self.job.is_training)
     @rule(rank=INDEX)
     def ask(self, rank: int) -> None:

@@ -31,7 +31,7 @@ def test_holding_out_of_bounds_is_refused(holdings: tuple[Holding, ...], field: 
     job = Job()
     job.connect_all()
     session = job.session()
-    job.step(ReportKeeper(session, RUN, "k0", holdings, True))
+    job.step(ReportKeeper(session, RUN, "k0", holdings, 0))
     answer = job.answer(session)
     assert isinstance(answer, Refused)
     assert answer.refusal.reason is Reason.INVALID_ARGUMENT
@@ -43,5 +43,5 @@ def test_holdings_within_bounds_are_taken():
     job.connect_all()
     session = job.session()
     holdings = tuple(Holding(Attempt(1, number), DIGEST, frozenset()) for number in range(MAX_HOLDINGS))
-    job.step(ReportKeeper(session, RUN, "k0", holdings, True))
+    job.step(ReportKeeper(session, RUN, "k0", holdings, 0))
     assert isinstance(job.answer(session), ReportTaken)

@@ -86,7 +86,7 @@ def test_source_that_comes_back_is_named_to_ranks_that_reshard():
 def test_commit_that_waits_for_an_unreachable_level_is_refused(wanted: Level, replicas: int):
     core, effects, sessions = Coordinator(), Effects(), count(1)
     keeper = KeeperInfo("k0", "http://k0")
-    core.step(ConnectKeeper(next(sessions), "job", keeper, (), Disk(), True, "secret"), NOW, effects)
+    core.step(ConnectKeeper(next(sessions), "job", keeper, (), Disk(), "secret"), NOW, effects)
     checkpoint = LocalCheckpoint(Attempt(0, 0), 1, 1, 100, bytes(16), replicas)
     effects = Effects()
     core.step(CommitLocal(next(sessions), "job", checkpoint, "k0", wanted), NOW, effects)

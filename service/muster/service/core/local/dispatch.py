@@ -1,0 +1,115 @@
+"""Sends keepers their orders when these have changed, and asks what they have verified."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+from muster.service.core.local.copies import Copies
+from muster.service.core.local.keepers import Keeper, Keepers
+from muster.service.core.local.orders import locations_of, orders_for, parts_without_source
+from muster.service.core.vocabulary.effects import Effects
+from muster.service.core.vocabulary.local import Attempt, Location
+
+
+class Dispatch:
+    """The orders of one run's keepers.
+
+    Args:
+        keepers: all of the run.
+    """
+
+    def __init__(self, keepers: Keepers) -> None:
+        self._keepers = keepers
+        self._marked: dict[str, Keeper] = {}
+        """The keepers whose orders may have changed."""
+        self._everywhere: tuple[Attempt, dict[str, Location]] | None = None
+        """Where all parts are of the checkpoint to resume from; None: it must be looked up."""
+        self._numbers = count(1)
+        self._asks = False
+
+    # ------------------------------------------------------------------ whose orders may have changed
+
+    def mark(self, keeper_id: str) -> None:
+        """The orders of a keeper may have changed."""
+        if (keeper := self._keepers.find(keeper_id)) is not None:
+            self._marked[keeper_id] = keeper
+
+    def mark_all(self) -> None:
+        """The orders of all keepers may have changed."""
+        self._marked.update((keeper.info.id, keeper) for keeper in self._keepers)
+
+    def mark_starving(self, gained: Collection[tuple[Attempt, int]]) -> None:
+        """Some keeper has these attempts and ranks now: mark those that may need them, and had no source."""
+        if gained:
+            starving = (one for one in self._keepers if not one.starves_for.isdisjoint(gained))
+            self._marked.update((one.info.id, one) for one in starving)
+
+    def forget_locations(self, attempt: Attempt | None = None) -> None:
+        """The parts of a checkpoint are at other keepers now; None: those of any."""
+        if self._everywhere is not None and attempt in (None, self._everywhere[0]):
+            self._everywhere = None
+
+    # ------------------------------------------------------------------ what keepers have verified
+
+    def ask(self) -> None:
+        """Ask all keepers to confirm, from now on, that they have verified all that they can."""
+        if not self._asks:
+            self._asks = True
+            for keeper in self._keepers:
+                keeper.asked = 0
+            self.mark_all()
+
+    def stop_asking(self) -> None:
+        """Nobody needs to know it any more."""
+        self._asks = False
+
+    @property
+    def is_all_verified(self) -> bool:
+        """Whether each connected keeper has confirmed the orders that it would be sent now."""
+        if not self._asks or self._marked:
+            return False
+        return all(keeper.asked == keeper.confirmed != 0 for keeper in self._keepers.connected())
+
+    # ------------------------------------------------------------------ sending
+
+    def send(
+        self,
+        copies: Mapping[Attempt, Copies],
+        resumed: Attempt | None,
+        newest: Attempt | None,
+        persisting: Copies | None,
+        effects: Effects,
+    ) -> None:
+        """Send the orders that have changed.
+
+        Args:
+            copies: the checkpoints that are kept.
+            resumed: the one that the current generation resumes from; None: none.
+            newest: the newest attempt that was ever committed; None: there was none.
+            persisting: the one that keepers are to persist; None: none.
+            effects: gets the messages.
+        """
+        if not self._marked:
+            return
+        # A coordinator that knows of no checkpoint has lost its state, or is another one: nothing is deleted.
+        before = Attempt(0, 0) if newest is None else Attempt(newest.generation, newest.number + 1)
+        known: Sequence[Copies] = [copies[attempt] for attempt in sorted(copies)]
+        current = copies.get(resumed) if resumed is not None else None
+        everywhere = self._locate(current) if current is not None else {}
+        named = current.attempt if current is not None else None
+        for keeper in self._marked.values():
+            if keeper.session is None:
+                continue
+            orders = orders_for(keeper, self._keepers, known, named, everywhere, before, persisting)
+            keeper.starves_for = parts_without_source(orders, copies, resumed)
+            if orders != keeper.told or (self._asks and not keeper.asked):
+                keeper.told = orders
+                keeper.asked = next(self._numbers) if self._asks else 0
+                effects.send(keeper.session, replace(orders, confirm=keeper.asked))
+        self._marked.clear()
+
+    def _locate(self, resumed: Copies) -> dict[str, Location]:
+        """Return where the parts of the checkpoint to resume from are."""
+        if self._everywhere is None or self._everywhere[0] != resumed.attempt:
+            self._everywhere = resumed.attempt, locations_of(resumed, self._keepers)
+        return self._everywhere[1]

@@ -218,7 +218,6 @@ class FileStore:
                 data = read_all(stream, reference.size)
                 if not reference.matches(data):
                     raise AbsentError(f"{url} has another manifest")
-                _write(folder / MANIFEST, data)
                 break
             except AbsentError as error:
                 sources.absent[url] = str(error)
@@ -229,6 +228,9 @@ class FileStore:
         fetch = Fetch(self._transport, where, head.entry(METADATA), partial_path(folder / METADATA))
         for piece in fetch.missing():
             fetch.get(piece)
+        # In a thread, but the orders are only read: what a rank has written meanwhile is not to be replaced.
+        self._check_current(attempt, reference)
+        _write(folder / MANIFEST, data)
         fetch.finish(folder / METADATA)
         sync(folder)
 
@@ -272,6 +274,7 @@ class FileStore:
             pieces = await self.in_thread(fetch.missing)
             turns = asyncio.Semaphore(CONNECTIONS)
             await wait_for_all(self._in_turn(turns, partial(fetch.get, piece)) for piece in pieces)
+            self._check_current(attempt, head.reference)  # Else it may replace what a rank has written.
             await self.in_thread(lambda: fetch.finish(path))
             signature = Signature.of(path)
             await self.in_thread(lambda: sync(path.parent))

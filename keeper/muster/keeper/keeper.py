@@ -43,11 +43,11 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_FILES = 3
-"""Files that are verified or fetched at the same time because of orders."""
+"""Files that are verified at the same time because of orders, and files that are fetched."""
 FIRST_PAUSE, MAX_PAUSE = 0.2, 10.0
 """Seconds until a failed action is tried again. Each pause is twice as long as the one before."""
-PATIENT_FAILURES = 3
-"""Failures of an action, one after the other, for which a decision waits. After them it is tried on."""
+PATIENT_FAILURES = 5
+"""Failures of an action for which a decision waits: with their pauses, 3 s at least. Then it is tried on."""
 MAX_DOUBLINGS = 10
 """Doublings after which a pause has reached its limit: a larger power would overflow."""
 
@@ -129,6 +129,8 @@ class Keeper:
         self._transfers = transfers
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._retries: dict[Action, _Retry] = {}
+        self._asked = 0
+        """The number that the last orders asked to confirm."""
         self._used = files.folder.used()
 
     # ------------------------------------------------------------------ what is known
@@ -136,6 +138,8 @@ class Keeper:
     def take_orders(self, orders: Orders) -> None:
         """Replace the orders: they name everything that this keeper is to hold."""
         before = {} if self.files.orders is None else self.files.orders.orders
+        asks = orders.confirm not in (0, self._asked)
+        self._asked = orders.confirm
         self.files.orders = orders
         for attempt, order in orders.orders.items():
             self.files.verified.drop_other(attempt, order.checkpoint.manifest)
@@ -143,9 +147,9 @@ class Keeper:
             action: retry
             for action, retry in self._retries.items()
             if not _may_succeed(action, before.get(action.attempt), orders.orders.get(action.attempt))
+            # What failed before a question is no answer to it.
+            and not (asks and isinstance(action, GetHead | VerifyFile))
         }
-        for retry in self._retries.values():
-            retry.is_paused = False
         self._keep_connections()
         self.changes.notify()
 
@@ -256,8 +260,8 @@ class Keeper:
     def _begin(self, orders: Orders) -> None:
         busy = {*self._running, *(action for action, retry in self._retries.items() if retry.is_paused)}
         for action in decide(Situation(orders, self._kept(orders), busy)):
-            same_kind = [one for one in self._running if _persists(one) == _persists(action)]
-            if len(same_kind) < (1 if _persists(action) else MAX_FILES):
+            kind = _kind(action)
+            if [_kind(one) for one in self._running].count(kind) < (1 if kind == PERSISTING else MAX_FILES):
                 task = asyncio.create_task(self._carry_out(action), name=f"muster-keeper-{action}")
                 self._running[action] = task
 
@@ -314,6 +318,8 @@ class Keeper:
                 self.files.verified.drop_attempt(attempt)
                 await self.files.in_thread(lambda: self.files.folder.delete(attempt))
                 logger.info("deleted %s", attempt_name(attempt))
+                for retry in self._retries.values():
+                    retry.is_paused = False  # There is more room.
             case PersistPart(attempt, rank):
                 await self._persist(attempt, rank)
             case CommitPersisted(attempt):
@@ -367,8 +373,20 @@ async def _no_permit(attempt: SaveAttempt) -> Sequence[LocalCheckpoint]:
     raise OSError("the coordinator has not been reached yet")
 
 
-def _persists(action: Action) -> bool:
-    return isinstance(action, PersistPart | CommitPersisted)
+PERSISTING, FETCHING, HEADS, VERIFYING = "persisting", "fetching", "heads", "verifying"
+
+
+def _kind(action: Action) -> str:
+    """Return what an action competes with. A silent peer or slow storage must not delay what is here."""
+    match action:
+        case PersistPart() | CommitPersisted():
+            return PERSISTING
+        case FetchFile():
+            return FETCHING
+        case GetHead():
+            return HEADS
+        case _:
+            return VERIFYING
 
 
 def _may_succeed(action: Action, before: Order | None, now: Order | None) -> bool:

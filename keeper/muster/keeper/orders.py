@@ -98,8 +98,8 @@ class Situation:
 def decide(now: Situation) -> Sequence[Action]:
     """Return the actions that are to begin, the most urgent first.
 
-    Deletions come first, because they make room. Then the newest checkpoint is completed, then older ones.
-    Persisting comes last.
+    Deletions come first, because they make room. Heads are next: nothing can be verified without them, and
+    others wait for them. Then the newest checkpoint is completed, then older ones. Persisting comes last.
     """
     deletions = [DeleteAttempt(attempt) for attempt in sorted(now.kept) if is_forgotten(now.orders, attempt)]
     copies: list[Action] = []
@@ -109,7 +109,8 @@ def decide(now: Situation) -> Sequence[Action]:
         copies += _copies(order, kept)
         persisting += _persisting(order, kept)
     # The oldest is persisted first: its commit must not come after a newer one's.
-    actions = [*deletions, *copies, *sorted(persisting, key=lambda action: action.attempt)]
+    heads = [action for action in copies if isinstance(action, GetHead)]
+    actions = [*deletions, *heads, *copies, *sorted(persisting, key=lambda action: action.attempt)]
     return [action for action in dict.fromkeys(actions) if action not in now.busy]
 
 

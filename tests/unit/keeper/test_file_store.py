@@ -170,11 +170,14 @@ async def test_fetch_does_not_count_when_another_manifest_is_ordered_meanwhile(
     peers.was_asked.clear()
     fetching = asyncio.create_task(store.ensure_file(made.attempt, THEIRS, is_copy=True))
     await store.in_thread(lambda: peers.was_asked.wait(PATIENCE))
-    store.orders = ordered(made_checkpoint(world_size=2, size=90_000), PEER)
+    new = made_checkpoint(world_size=2, size=90_000)
+    new.write(store.folder.path, [1])
+    store.orders = ordered(new, PEER)
     peers.open_now.set()
     with pytest.raises(SilentSourcesError, match="replaced meanwhile"):
         await fetching
     assert not store.has(made.attempt, THEIRS)
+    assert store.folder.file(made.attempt, THEIRS).read_bytes() == new.files[THEIRS], "a rank wrote it"
 
 
 async def test_file_that_was_written_to_since_counts_no_longer(store: FileStore, made: MadeCheckpoint):

@@ -203,8 +203,9 @@ async def test_keeper_waits_for_the_manifest_of_a_part_as_long_as_somebody_has_i
 
 
 async def test_keeper_does_not_wait_for_a_manifest_from_a_silent_source(
-    tmp_path: Path, threads: ThreadPoolExecutor
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
     made = made_checkpoint()
     transport = SilentTransport(enough=module.PATIENT_FAILURES)
     keeper = keeper_in(tmp_path, transport, threads)
@@ -213,10 +214,14 @@ async def test_keeper_does_not_wait_for_a_manifest_from_a_silent_source(
     async with running(keeper):
         await confirmed(keeper, 1)
         assert transport.was_asked.is_set(), "one failure may be by chance"
-        keeper.take_orders(asking(made, 2, SOURCE))
-        assert keeper.report().confirmed == 2
-        keeper.take_orders(asking(made, 3, "http://node-2:1"))
+        keeper.take_orders(asking(made, 1, SOURCE))
+        assert keeper.report().confirmed == 1
+        keeper.take_orders(asking(made, 1, "http://node-2:1"))
         assert keeper.report().confirmed == 0, "another one may have it"
+        await confirmed(keeper, 1)
+        keeper.take_orders(asking(made, 2, "http://node-2:1"))
+        assert keeper.report().confirmed == 0, "what failed before the question is no answer"
+        await confirmed(keeper, 2)
 
 
 class SlowToFail:
@@ -257,10 +262,30 @@ async def test_failure_of_an_earlier_source_does_not_count_against_the_present_o
     assert keeper.report().holdings[made.attempt].ranks == {0}
 
 
+async def test_what_is_here_is_verified_while_a_source_is_silent(
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "MAX_FILES", 1)
+    old, new = made_checkpoint(number=0), made_checkpoint(number=1)
+    transport = SlowToFail(old)
+    keeper = keeper_in(tmp_path, transport, threads)
+    old.write(keeper.files.folder.path, [], head=True)
+    sources = (Location(SOURCE, frozenset({0})),)
+    orders = {old.attempt: Order(old.local(), ranks=frozenset({0}), sources=sources)}
+    keeper.take_orders(Orders(orders))
+    async with running(keeper):
+        await transport.was_asked.wait()
+        new.write(keeper.files.folder.path, [0], head=True)
+        keeper.take_orders(Orders({**orders, new.attempt: Order(new.local())}, confirm=1))
+        await confirmed(keeper, 1)
+        transport.fail_now.set()
+
+
 async def test_other_sources_do_not_undo_the_failures_of_what_needs_none(
     tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     """A file that cannot be read cannot be read by other orders either."""
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
     made = made_checkpoint()
     keeper = keeper_in(tmp_path, OneSource(made), threads)
     made.write(keeper.files.folder.path, [0], head=True)
@@ -268,8 +293,8 @@ async def test_other_sources_do_not_undo_the_failures_of_what_needs_none(
     keeper.take_orders(asking(made, 1, SOURCE))
     async with running(keeper):
         await confirmed(keeper, 1)
-        keeper.take_orders(asking(made, 2, "http://node-2:1"))
-        assert keeper.report().confirmed == 2
+        keeper.take_orders(asking(made, 1, "http://node-2:1"))
+        assert keeper.report().confirmed == 1
 
 
 def cannot_read(folder: Path, name: str, entry: object) -> bool:

@@ -194,6 +194,15 @@ def test_what_is_here_is_verified_though_nobody_wants_it():
     assert looked(Orders(), with_head) == ([], False)
 
 
+def test_heads_come_before_what_takes_long():
+    """Other keepers may wait for them."""
+    _, second, third, _ = ATTEMPTS
+    orders = Orders({one: Order(checkpoint(one), ranks=frozenset({1})) for one in (second, third)}, second)
+    here = {second: Kept(), third: Kept(PARTS[third])}
+    fetch = FetchFile(third, min(PARTS[third][1]), 1)
+    assert decide(Situation(orders, here))[:2] == [GetHead(second), fetch]
+
+
 def test_deletions_come_first_then_newer_checkpoints():
     first, second, third, fourth = ATTEMPTS
     given_orders = Orders(

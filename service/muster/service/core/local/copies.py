@@ -22,7 +22,8 @@ class Copies:
         self.is_given_up = False
         """Whether nobody tries to persist it any more."""
         self.is_fresh = False
-        """Whether the keeper that had the manifest at the commit has been connected ever since."""
+        """Whether the others can rely on the keeper that had the manifest at the commit: it has
+        been connected ever since, and no decision waits."""
         self._missing = record.checkpoint.world_size
         self._short = record.checkpoint.world_size
         """The number of ranks whose parts are on fewer nodes than was asked for."""

@@ -1,6 +1,6 @@
 """Sends keepers their orders when these have changed, and asks what they have verified."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -40,9 +40,10 @@ class Dispatch:
 
     def mark_starving(self, gained: Collection[tuple[Attempt, int]]) -> None:
         """Some keeper has these attempts and ranks now: mark those that may need them, and had no source."""
-        if gained:
-            starving = (one for one in self._keepers if not one.starves_for.isdisjoint(gained))
-            self._marked.update((one.info.id, one) for one in starving)
+        for keeper in self._keepers if gained else ():
+            if not keeper.starves_for.isdisjoint(gained):
+                keeper.asked = 0  # What it confirmed was that it had no source, though its orders may stay.
+                self._marked[keeper.info.id] = keeper
 
     def forget_locations(self, attempt: Attempt | None = None) -> None:
         """The parts of a checkpoint are at other keepers now; None: those of any."""
@@ -51,10 +52,12 @@ class Dispatch:
 
     # ------------------------------------------------------------------ what keepers have verified
 
-    def ask(self) -> None:
-        """Ask all keepers to confirm, from now on, that they have verified all that they can."""
+    def ask(self, copies: Iterable[Copies]) -> None:
+        """Ask all keepers to confirm, from now on, that they have verified all that they can of these."""
         if not self._asks:
             self._asks = True
+            for one in copies:
+                one.is_fresh = False  # Another keeper may give the manifest sooner.
             for keeper in self._keepers:
                 keeper.asked = 0
             self.mark_all()
@@ -65,7 +68,7 @@ class Dispatch:
 
     @property
     def is_all_verified(self) -> bool:
-        """Whether each connected keeper has confirmed the orders that it would be sent now."""
+        """Whether each connected keeper has confirmed its orders, and no orders have to be sent."""
         if not self._asks or self._marked:
             return False
         return all(keeper.asked == keeper.confirmed != 0 for keeper in self._keepers.connected())

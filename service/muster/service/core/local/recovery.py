@@ -3,6 +3,7 @@
 A checkpoint can be resumed from if a connected keeper has each part, verified against the manifest.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,8 @@ from muster.service.core.vocabulary.model import SessionId
 from muster.service.core.vocabulary.report import ranges
 
 RETURN_PATIENCE = 5.0
-"""Seconds for which a decision waits for keepers with missing parts, once all ranks have their keepers."""
+"""Seconds for which a decision waits for keepers with missing parts, once all ranks have their keepers.
+They count again when a stream of a keeper ends, since it may come back."""
 VERIFY_PATIENCE = 300.0
 """Seconds for which it waits for connected keepers that still verify what is on their disks."""
 SHOWN = 20
@@ -32,6 +34,18 @@ class PendingRecovery:
     waiters: set[SessionId] = field(default_factory=set)
     covered_at: float | None = None
     """When all ranks had connected keepers, on the monotonic clock."""
+    lost_at: float = -math.inf
+    """When the last stream of a keeper ended; it need not be one of a rank."""
+
+    def waits_until(self, *, is_verified: bool) -> float:
+        """Return until when the decision waits, on the same clock. All ranks have connected keepers.
+
+        Args:
+            is_verified: whether the connected keepers have verified all that they can.
+        """
+        assert self.covered_at is not None
+        longest = self.covered_at + VERIFY_PATIENCE
+        return min(max(self.covered_at, self.lost_at) + RETURN_PATIENCE, longest) if is_verified else longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from muster.service.core.local.dispatch import Dispatch
 from muster.service.core.local.keepers import Keeper, Keepers
 from muster.service.core.local.levels import is_replicated
 from muster.service.core.local.orders import ANY_PART, committer, peers_of
-from muster.service.core.local.recovery import RETURN_PATIENCE, VERIFY_PATIENCE, PendingRecovery, choose
+from muster.service.core.local.recovery import PendingRecovery, choose
 from muster.service.core.local.selection import surplus, unsettled, unsettled_before
 from muster.service.core.local.turns import PersistTurns
 from muster.service.core.timers import WakeUps
@@ -169,6 +169,8 @@ class LocalTier:
         for keeper in self.keepers:
             if keeper.session == session:
                 keeper.session = keeper.told = None
+                if self._pending is not None:
+                    self._pending.lost_at = now.monotonic
                 self._dispatch.forget_locations()
                 self._lose(keeper, effects)
                 self.keepers.remove_if_unused(keeper)
@@ -376,12 +378,12 @@ class LocalTier:
             return
         copies = self.copies
         is_verified = self._dispatch.is_all_verified
-        waits_until = pending.covered_at + (RETURN_PATIENCE if is_verified else VERIFY_PATIENCE)
+        waits_until = pending.waits_until(is_verified=is_verified)
         # Compared with the sum that the timer gets: else rounding may wake it for ever a moment too early.
         may_wait = now.monotonic < waits_until
         choice = choose(copies, may_wait=may_wait, without_local=pending.without_local)
         if choice is None:
-            self._dispatch.ask()
+            self._dispatch.ask(copies)
             self._timers.arm(self, waits_until)
             return
         self.recovery = RecoveryRecord(

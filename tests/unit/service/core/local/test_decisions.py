@@ -72,6 +72,48 @@ def test_decision_waits_for_keepers_that_verify_with_a_manifest_that_has_just_co
     assert chosen(job, asked) == second
 
 
+def test_decision_waits_for_keepers_that_could_not_get_the_manifest_from_a_slow_keeper():
+    """Their source is the same as before, so their orders would not change."""
+    job = Job(replicas=0)
+    job.connect_all()
+    first, second = Attempt(1, 0), Attempt(1, 1)
+    job.save(first, 10)
+    job.commit(second, 20)
+    for node in (1, 2):
+        job.connect(node, Holding(first, digest(first), frozenset({node})))
+    job.verifying = {"k0"}
+    asked = job.recover(1)
+    job.now += 10
+    job.verifying = {"k1", "k2"}
+    job.report(0, second, {0})
+    assert job.answer(asked) is None, "k1 and k2 have confirmed that k0 did not give it"
+    job.report(1, second, {1})
+    job.report(2, second, {2})
+    assert chosen(job, asked) == second
+
+
+def test_decision_waits_for_a_keeper_without_ranks_whose_stream_has_just_ended():
+    job = Job(replicas=0)
+    job.connect_all()
+    first, second = Attempt(1, 0), Attempt(1, 1)
+    job.save(first, 10)
+    job.save(second, 20)
+    held = [Holding(one, digest(one), frozenset({2})) for one in (first, second)]
+    job.lose(2)
+    job.connect(2, held[0])
+    job.verifying = {"k3"}
+    job.connect(3, generation=None)
+    asked = job.recover(1)
+    job.now += 60
+    job.lose(3)
+    job.now += 4
+    job.step(Tick())
+    assert job.answer(asked) is None
+    job.verifying = set()
+    job.connect(3, held[1], generation=None)
+    assert chosen(job, asked) == second
+
+
 def test_all_ranks_hear_one_decision_also_after_a_restart():
     job = Job()
     job.connect_all()

@@ -29,6 +29,11 @@ class Dispatch:
 
     # ------------------------------------------------------------------ whose orders may have changed
 
+    @property
+    def has_marked(self) -> bool:
+        """Whether the orders of a keeper may have changed since they were sent."""
+        return bool(self._marked)
+
     def mark(self, keeper_id: str) -> None:
         """The orders of a keeper may have changed."""
         if (keeper := self._keepers.find(keeper_id)) is not None:

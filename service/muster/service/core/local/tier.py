@@ -454,7 +454,8 @@ class LocalTier:
         self._update_orders(now, effects)
         # Keepers look for what they can verify by their orders. The decision waits for that.
         self._decide(now, effects)
-        self._update_orders(now, effects)
+        if self._dispatch.has_marked:
+            self._update_orders(now, effects)
 
     def _update_orders(self, now: Instant, effects: Effects) -> None:
         for one in surplus(self.copies, is_alone=len(self.keepers.current()) == 1):

@@ -187,9 +187,12 @@ class FileStore:
         Raises:
             SilentSourcesError: they do not.
         """
-        order = self.order(attempt)
-        if order is None or order.checkpoint.manifest != reference:
+        if not self._is_current(attempt, reference):
             raise SilentSourcesError(f"the manifest of {attempt_name(attempt)} was replaced meanwhile")
+
+    def _is_current(self, attempt: SaveAttempt, reference: ManifestReference) -> bool:
+        order = self.order(attempt)
+        return order is not None and order.checkpoint.manifest == reference
 
     async def _get_head(self, order: Order) -> Head:
         checkpoint = order.checkpoint
@@ -325,8 +328,7 @@ class FileStore:
             self.verified.put(attempt, head, name, signature)
         else:
             self.verified.drop(attempt, name)
-            order = self.order(attempt)
-            if not whole and order is not None and order.checkpoint.manifest == head.reference:
+            if not whole and self._is_current(attempt, head.reference):
                 path.unlink(missing_ok=True)
         self.changes.notify()
         return whole

@@ -129,17 +129,14 @@ class Keeper:
         self._transfers = transfers
         self._running: dict[Action, asyncio.Task[None]] = {}
         self._retries: dict[Action, _Retry] = {}
-        self._asked = 0
-        """The number that the last orders asked to confirm."""
         self._used = files.folder.used()
 
     # ------------------------------------------------------------------ what is known
 
     def take_orders(self, orders: Orders) -> None:
         """Replace the orders: they name everything that this keeper is to hold."""
-        before = {} if self.files.orders is None else self.files.orders.orders
-        asks = orders.confirm not in (0, self._asked)
-        self._asked = orders.confirm
+        last = self.files.orders or Orders()
+        before, asks = last.orders, orders.confirm not in (0, last.confirm)
         self.files.orders = orders
         for attempt, order in orders.orders.items():
             self.files.verified.drop_other(attempt, order.checkpoint.manifest)

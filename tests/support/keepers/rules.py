@@ -50,6 +50,7 @@ class Rules:
         self.absent: set[Attempt] = set()
         """Those of which was made sure that nobody commits them."""
         self.now = 0.0
+        """Seconds, on the core's monotonic clock."""
         self.asked_at: dict[tuple[int, int], float] = {}
         """By generation and number of a decision: when a rank asked for it first."""
 

@@ -149,7 +149,7 @@ async def test_keeper_reports_ordered_checkpoints_and_then_the_newest(
 
 
 def asking(made: MadeCheckpoint, number: int, *urls: str) -> Orders:
-    """Orders about a checkpoint whose manifest these keepers have, and that ask to confirm a number."""
+    """Orders that name a checkpoint and the sources of its manifest, and ask to confirm a number."""
     sources = tuple(Location(url, frozenset()) for url in urls)
     return Orders({made.attempt: Order(made.local(), sources=sources)}, confirm=number)
 
@@ -281,7 +281,7 @@ async def test_what_is_here_is_verified_while_a_source_is_silent(
         transport.fail_now.set()
 
 
-async def test_other_sources_do_not_undo_the_failures_of_what_needs_none(
+async def test_other_sources_do_not_reset_the_failures_to_verify(
     tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     """A file that cannot be read cannot be read by other orders either."""

@@ -194,7 +194,7 @@ def test_what_is_here_is_verified_though_nobody_wants_it():
     assert looked(Orders(), with_head) == ([], False)
 
 
-def test_heads_come_before_what_takes_long():
+def test_heads_come_before_files():
     """Other keepers may wait for them."""
     _, second, third, _ = ATTEMPTS
     orders = Orders({one: Order(checkpoint(one), ranks=frozenset({1})) for one in (second, third)}, second)

@@ -1,6 +1,6 @@
 """Sends keepers their orders when these have changed, and asks what they have verified."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -21,13 +21,13 @@ class Dispatch:
     def __init__(self, keepers: Keepers) -> None:
         self._keepers = keepers
         self._marked: dict[str, Keeper] = {}
-        """The keepers whose orders may have changed."""
+        """The keepers to which other orders may be due."""
         self._everywhere: tuple[Attempt, dict[str, Location]] | None = None
         """Where all parts are of the checkpoint to resume from; None: it must be looked up."""
         self._numbers = count(1)
         self._asks = False
 
-    # ------------------------------------------------------------------ whose orders may have changed
+    # ------------------------------------------------------------------ which keepers need other orders
 
     @property
     def has_marked(self) -> bool:
@@ -101,14 +101,14 @@ class Dispatch:
             return
         # A coordinator that knows of no checkpoint has lost its state, or is another one: nothing is deleted.
         before = Attempt(0, 0) if newest is None else Attempt(newest.generation, newest.number + 1)
-        known: Sequence[Copies] = [copies[attempt] for attempt in sorted(copies)]
-        current = copies.get(resumed) if resumed is not None else None
-        everywhere = self._locate(current) if current is not None else {}
-        named = current.attempt if current is not None else None
+        known = [copies[attempt] for attempt in sorted(copies)]
+        if resumed not in copies:
+            resumed = None  # All ranks have gone on, and it was not kept.
+        everywhere = self._locate(copies[resumed]) if resumed is not None else {}
         for keeper in self._marked.values():
             if keeper.session is None:
                 continue
-            orders = orders_for(keeper, self._keepers, known, named, everywhere, before, persisting)
+            orders = orders_for(keeper, self._keepers, known, resumed, everywhere, before, persisting)
             keeper.starves_for = parts_without_source(orders, copies, resumed)
             if orders != keeper.told or (self._asks and not keeper.asked):
                 keeper.told = orders

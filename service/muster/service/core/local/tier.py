@@ -450,7 +450,7 @@ class LocalTier:
     # ------------------------------------------------------------------ orders
 
     def _review(self, now: Instant, effects: Effects) -> None:
-        """After each event: tell the keepers whose orders have changed, and decide what is due."""
+        """After each event: send the orders that have changed, and decide what is due."""
         self._update_orders(now, effects)
         # Keepers look for what they can verify by their orders. The decision waits for that.
         self._decide(now, effects)

@@ -2,14 +2,24 @@
 
 from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.events import Disconnected, Tick
-from muster.service.core.vocabulary.local import (
-    Attempt,
-    Holding,
-    Level,
-    Recover,
-)
+from muster.service.core.vocabulary.local import Attempt, Holding, Level, Recover
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.keepers.scripted_job import RUN, Job, chosen, digest, refused
+
+FIRST, SECOND = Attempt(1, 0), Attempt(1, 1)
+
+
+def job_after_first() -> Job:
+    """A job without copies that has saved once."""
+    job = Job(replicas=0)
+    job.connect_all()
+    job.save(FIRST, 10)
+    return job
+
+
+def part(attempt: Attempt, rank: int) -> Holding:
+    """The part of a rank, as a keeper reports it."""
+    return Holding(attempt, digest(attempt), frozenset({rank}))
 
 
 def test_decision_waits_for_keepers_with_the_missing_parts():
@@ -49,58 +59,48 @@ def test_decision_waits_longer_for_keepers_that_verify():
 
 
 def test_decision_waits_for_keepers_that_verify_with_a_manifest_that_has_just_come():
-    job = Job(replicas=0)
-    job.connect_all()
-    first, second = Attempt(1, 0), Attempt(1, 1)
-    job.save(first, 10)
-    job.save(second, 20)
+    job = job_after_first()
+    job.save(SECOND, 20)
     job.lose(0, 1, 2)
     for node in range(3):
-        job.connect(node, Holding(first, digest(first), frozenset({node})))
+        job.connect(node, part(FIRST, node))
     job.verifying = {"k3"}
     job.connect(3, generation=None)
     asked = job.recover(1)
     job.now += 10
     job.verifying = {"k1", "k2"}
-    job.report(3, second, {0})
+    job.report(3, SECOND, {0})
     assert "http://k3" in [one.url for one in job.orders("k1").checkpoints[-1].sources]
     job.now += 60
     job.step(Tick())
     assert job.answer(asked) is None, "k1 and k2 have not confirmed the orders that name k3"
-    job.report(1, second, {1})
-    job.report(2, second, {2})
-    assert chosen(job, asked) == second
+    job.report(1, SECOND, {1})
+    job.report(2, SECOND, {2})
+    assert chosen(job, asked) == SECOND
 
 
 def test_decision_waits_for_keepers_that_could_not_get_the_manifest_from_a_slow_keeper():
     """Their source is the same as before, so their orders would not change."""
-    job = Job(replicas=0)
-    job.connect_all()
-    first, second = Attempt(1, 0), Attempt(1, 1)
-    job.save(first, 10)
-    job.commit(second, 20)
+    job = job_after_first()
+    job.commit(SECOND, 20)
     for node in (1, 2):
-        job.connect(node, Holding(first, digest(first), frozenset({node})))
+        job.connect(node, part(FIRST, node))
     job.verifying = {"k0"}
     asked = job.recover(1)
     job.now += 10
     job.verifying = {"k1", "k2"}
-    job.report(0, second, {0})
+    job.report(0, SECOND, {0})
     assert job.answer(asked) is None, "k1 and k2 have confirmed that k0 did not give it"
-    job.report(1, second, {1})
-    job.report(2, second, {2})
-    assert chosen(job, asked) == second
+    job.report(1, SECOND, {1})
+    job.report(2, SECOND, {2})
+    assert chosen(job, asked) == SECOND
 
 
-def test_decision_waits_for_a_keeper_without_ranks_whose_stream_has_just_ended():
-    job = Job(replicas=0)
-    job.connect_all()
-    first, second = Attempt(1, 0), Attempt(1, 1)
-    job.save(first, 10)
-    job.save(second, 20)
-    held = [Holding(one, digest(one), frozenset({2})) for one in (first, second)]
+def test_decision_waits_for_a_keeper_without_ranks_after_its_stream_has_ended():
+    job = job_after_first()
+    job.save(SECOND, 20)
     job.lose(2)
-    job.connect(2, held[0])
+    job.connect(2, part(FIRST, 2))
     job.verifying = {"k3"}
     job.connect(3, generation=None)
     asked = job.recover(1)
@@ -110,8 +110,8 @@ def test_decision_waits_for_a_keeper_without_ranks_whose_stream_has_just_ended()
     job.step(Tick())
     assert job.answer(asked) is None
     job.verifying = set()
-    job.connect(3, held[1], generation=None)
-    assert chosen(job, asked) == second
+    job.connect(3, part(SECOND, 2), generation=None)
+    assert chosen(job, asked) == SECOND
 
 
 def test_all_ranks_hear_one_decision_also_after_a_restart():

@@ -275,7 +275,7 @@ def crowd(runs: int, ranks: int, seconds: float, processes: int) -> Crowd:
             subprocess.Popen([*module, str(number), *shares], stdout=subprocess.PIPE, text=True)
             for number in range(processes)
         ]
-        waits = [wait for load in loads for _, wait in json.loads(load.communicate()[0])]
+        waits = [wait for load in loads for _, wait in json.loads(load.communicate()[0].splitlines()[-1])]
     finally:
         coordinator.kill()
         coordinator.wait()

@@ -6,7 +6,7 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import grpc.aio
 import uvloop
@@ -21,6 +21,8 @@ PREFIX = "checkpoint"
 CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]"
+Kind: TypeAlias = Literal["welcome", "processes_added", "group_joined", "decision"]
+"""Messages of the coordinator that the benchmarks wait for."""
 T = TypeVar("T")
 
 
@@ -128,7 +130,7 @@ class Rank(Stream):
         await self._join(world_size)
 
 
-async def read_until(call: Call, wanted: str) -> session_pb2.ConnectResponse:
+async def read_until(call: Call, wanted: Kind) -> session_pb2.ConnectResponse:
     """Read a stream until a message of the wanted kind comes, and return that message.
 
     Raises:

@@ -1,7 +1,8 @@
-"""Runs on lines of eight ranks, each with a barrier a second: `PORT NUMBER RUNS RANKS SECONDS`.
+"""Runs on streams of eight ranks, each with a barrier a second: `PORT NUMBER RUNS RANKS SECONDS`.
 
-It prints two figures of each decision, as JSON: when its last arrival was sent, in seconds on
-CLOCK_MONOTONIC, and how many milliseconds it took from then on.
+It prints `joined` when all runs have joined. At the end it prints two figures of each decision, as JSON: when
+its last arrival was sent, in seconds on CLOCK_MONOTONIC, and how many milliseconds the decision took from then
+on.
 """
 
 import asyncio
@@ -12,13 +13,11 @@ import sys
 import uvloop
 
 from benchmarks.peers.base import RoundTimes
-from benchmarks.peers.muster_lines import Line, nodes_of
+from benchmarks.peers.muster_lines import CONNECTING_AT_ONCE, Line, nodes_of
 
 
-async def job(port: int, run_id: str, ranks: int, seconds: float) -> list[tuple[float, float]]:
-    """One run, from its begin at a moment of its own."""
-    lines = [Line(node, port, run_id) for node in nodes_of(range(ranks))]
-    await asyncio.gather(*(line.join(ranks) for line in lines))
+async def pass_barriers(lines: list[Line], seconds: float) -> list[tuple[float, float]]:
+    """The barriers of one run, from a moment of its own on."""
     await asyncio.sleep(random.uniform(0.0, 1.0))
     waits = []
     for _ in range(round(seconds)):
@@ -34,8 +33,19 @@ async def main() -> None:
     """Play the runs, all at once."""
     port, number, runs, ranks = map(int, sys.argv[1:5])
     seconds = float(sys.argv[5])
-    jobs = (job(port, f"run-{number}-{one}", ranks, seconds) for one in range(runs))
-    print(json.dumps([wait for waits in await asyncio.gather(*jobs) for wait in waits]))
+    jobs = [
+        [Line(node, port, f"run-{number}-{one}") for node in nodes_of(range(ranks))] for one in range(runs)
+    ]
+    at_once = asyncio.Semaphore(CONNECTING_AT_ONCE)
+
+    async def join(lines: list[Line]) -> None:
+        async with at_once:
+            await asyncio.gather(*(line.join(ranks) for line in lines))
+
+    await asyncio.gather(*map(join, jobs))
+    print("joined", flush=True)
+    waits = await asyncio.gather(*(pass_barriers(lines, seconds) for lines in jobs))
+    print(json.dumps([wait for of_job in waits for wait in of_job]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Play the ranks of one large job as their relays speak, a step at a time: `PORT FIRST LAST WORLD_SIZE`.
+"""Play the ranks of one large job as their relays speak, a step at a time.
+
+Its arguments are `FIRST LAST WORLD_SIZE ADDRESS...`. The addresses are the coordinator's, or those of the relays of racks: each has the next 128 nodes.
 
 Each line on the standard input is a step: `enter`, `join GROUP`, `arrive GROUP` or `close`. Each line on the
 standard output tells that it is done. The groups are `whole` and `half`, which has every second rank.
@@ -7,30 +9,32 @@ standard output tells that it is done. The groups are `whole` and `half`, which 
 import asyncio
 import sys
 import uuid
+from collections.abc import Sequence
 
 import grpc.aio
 import uvloop
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S
-from benchmarks.peers.muster import CHANNEL_OPTIONS, read_until
+from benchmarks.peers.muster import CHANNEL_OPTIONS, Kind, read_until
 from benchmarks.peers.muster_lines import CONNECTING_AT_ONCE, RANKS_PER_NODE, nodes_of
 from lab import aio
 from muster.v1 import common_pb2, session_pb2
 
 RUN_ID = "large"
+NODES_OF_RACK = 128
 
 
 class Node:
     """One node's stream, which outlives the coordinator.
 
     Args:
-        port: the coordinator's.
+        address: the coordinator's, or that of its rack's relay.
         ranks: of the node.
         world_size: of the job.
     """
 
-    def __init__(self, port: int, ranks: range, world_size: int) -> None:
-        self._port = port
+    def __init__(self, address: str, ranks: range, world_size: int) -> None:
+        self._address = address
         self._world_size = world_size
         self._host = f"node-{ranks.start // RANKS_PER_NODE}"
         self._processes = [
@@ -45,12 +49,12 @@ class Node:
     async def enter(self) -> None:
         """Open the stream; all ranks enter."""
         # Kept, for a channel that nobody holds is closed.
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
         self._call = aio.sessions(self._channel).Connect(wait_for_ready=True)
         hello = session_pb2.Hello(run_id=RUN_ID, protocol_version=1, relay=f"{self._host}:1")
         await self._say(session_pb2.ConnectRequest(hello=hello), "welcome")
         enter = session_pb2.AddProcesses(processes=self._processes)
-        said = await self._say(session_pb2.ConnectRequest(add_processes=enter), "entered")
+        said = await self._say(session_pb2.ConnectRequest(add_processes=enter), "processes_added")
         for process, entry in zip(self._processes, said.processes_added.entries, strict=True):
             process.ordinal = entry.ordinal
 
@@ -82,14 +86,18 @@ class Node:
         """Give up a stream that broke."""
         await self._channel.close()
 
-    async def _say(self, message: session_pb2.ConnectRequest, wanted: str) -> session_pb2.ConnectResponse:
+    async def _say(self, message: session_pb2.ConnectRequest, wanted: Kind) -> session_pb2.ConnectResponse:
         await self._call.write(message)
         return await read_until(self._call, wanted)
 
 
-async def play(port: int, ranks: range, world_size: int) -> None:
+async def play(addresses: Sequence[str], ranks: range, world_size: int) -> None:
     """Do what the standard input says."""
-    nodes = [Node(port, one, world_size) for one in nodes_of(ranks)]
+
+    def address(node: range) -> str:
+        return addresses[node.start // (RANKS_PER_NODE * NODES_OF_RACK) % len(addresses)]
+
+    nodes = [Node(address(one), one, world_size) for one in nodes_of(ranks)]
     at_once = asyncio.Semaphore(CONNECTING_AT_ONCE)
 
     async def enter(node: Node) -> None:
@@ -110,6 +118,6 @@ async def play(port: int, ranks: range, world_size: int) -> None:
 
 
 if __name__ == "__main__":
-    port, first, last, world_size = map(int, sys.argv[1:])
+    first, last, world_size = map(int, sys.argv[1:4])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(play(port, range(first, last), world_size))
+        runner.run(play(sys.argv[4:], range(first, last), world_size))

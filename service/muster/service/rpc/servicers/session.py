@@ -207,7 +207,7 @@ class Session:
                 event = self._admitted(data, admission)
                 if type(event) is JoinGroup and self._join_turn is not None:
                     data = b""  # A whole job may wait here to join, and each message may list all ranks.
-                    await self._join_turn.begin()
+                    await self._join_turn.begin(len(event.ranks))
                 self._submit(event)
             self.end()
         except TimeoutError:

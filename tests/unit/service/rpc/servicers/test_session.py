@@ -12,7 +12,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Outgoing
 from muster.service.rpc import codec
 from muster.service.rpc.interceptors.guard import Admission
-from muster.service.rpc.join_turns import JoinTurns
+from muster.service.rpc.join_turns import LEAST, JoinTurns
 from muster.service.rpc.servicers.session import SessionServicer
 from muster.service.security.grants import Grant, Role
 from muster.v1 import session_pb2
@@ -35,8 +35,14 @@ from tests.support.world.session_world import (
 from tests.support.world.virtual_time import START, in_virtual_time
 
 
+def join_of(ranks):
+    """A join of so many ranks."""
+    join = session_pb2.JoinGroup(prefix="ckpt", world_size=100, ranks=range(ranks))
+    return session_pb2.ConnectRequest(join_group=join)
+
+
 class TestJoinsOfOneRun:
-    """Those beyond ``MAX_JOINS`` wait, so that the other runs need not wait for all of them."""
+    """Those beyond ``MAX_RANKS`` wait, so that the other runs need not wait for all of them."""
 
     async def test_join_waits_for_an_earlier_join_of_its_run(self):
         turns = JoinTurns(most=1)
@@ -85,6 +91,45 @@ class TestJoinsOfOneRun:
             await settle()
             assert len(other.driver.events) == 1, "it waits"
             assert sys.getrefcount(data) == users
+
+    async def test_large_join_waits_for_the_small_ones_before_it(self):
+        turns = JoinTurns(most=2 * LEAST)
+        async with (
+            stream(join_turns=turns) as one,
+            stream(join_turns=turns) as other,
+            stream(join_turns=turns) as large,
+        ):
+            for small in (one, other):
+                small.context.says(JOIN)
+                await small.driver.hears(2)
+            large.context.says(join_of(3 * LEAST))
+            one.deliver(GroupJoined("ckpt", ()))
+            await settle()
+            assert len(large.driver.events) == 1, "another small one is still open"
+            other.deliver(GroupJoined("ckpt", ()))
+            await large.driver.hears(2)
+
+    async def test_small_join_waits_for_a_large_one(self):
+        turns = JoinTurns(most=2 * LEAST)
+        async with stream(join_turns=turns) as large, stream(join_turns=turns) as small:
+            large.context.says(join_of(3 * LEAST))
+            await large.driver.hears(2)
+            small.context.says(JOIN)
+            await settle()
+            assert len(small.driver.events) == 1
+            large.deliver(GroupJoined("ckpt", ()))
+            await small.driver.hears(2)
+
+    async def test_stream_that_ends_while_it_waits_gives_back_what_it_has(self):
+        turns = JoinTurns(most=2 * LEAST)
+        async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
+            one.context.says(JOIN)
+            await one.driver.hears(2)
+            async with stream(join_turns=turns) as large:
+                large.context.says(join_of(3 * LEAST))
+                await settle()
+            other.context.says(join_of(LEAST))
+            await other.driver.hears(2)
 
     async def test_stream_joins_several_groups_before_the_first_answer(self):
         async with stream(join_turns=JoinTurns(most=1)) as one:

@@ -408,9 +408,9 @@ state is in SQLite on its disk.
 ## Start
 
 All ranks of a job at once: they enter on streams of {RANKS_PER_NODE} ranks each, as relays of nodes speak.
-They join a group of the whole world, and every second rank joins a group of those. Each group passes a barrier.
-The last columns are the coordinator's CPU for each step. In the last row, the relays of {RACKS} racks carry the
-streams of 128 nodes each (docs/relay.md).
+They join a group of the whole world, and every second rank joins a group of those. Each group passes a
+barrier. The last columns are the coordinator's CPU for each step. In the last row, the relays of {RACKS}
+racks carry the streams of 128 nodes each (docs/relay.md).
 
 {sizes}
 ## Restart

@@ -1,6 +1,7 @@
 """Play the ranks of one large job as their relays speak, a step at a time.
 
-Its arguments are `FIRST LAST WORLD_SIZE ADDRESS...`. The addresses are the coordinator's, or those of the relays of racks: each has the next 128 nodes.
+Its arguments are `FIRST LAST WORLD_SIZE ADDRESS...`. The addresses are the coordinator's, or those of the
+relays of racks: each has the next 128 nodes.
 
 Each line on the standard input is a step: `enter`, `join GROUP`, `arrive GROUP` or `close`. Each line on the
 standard output tells that it is done. The groups are `whole` and `half`, which has every second rank.

@@ -1,6 +1,7 @@
 """A limit of concurrent joins of one run, so that the start of a large job does not delay other runs."""
 
 import asyncio
+from collections import deque
 from weakref import WeakValueDictionary
 
 MAX_RANKS = 512
@@ -27,13 +28,40 @@ class JoinTurns:
 
 
 class _Ranks:
-    """The ranks that may join concurrently. It lives as long as a stream of the run."""
+    """The ranks of one run that may join now. It lives as long as a stream of the run.
+
+    Args:
+        most: of them.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.free = asyncio.Semaphore(most)
-        self.first = asyncio.Lock()
-        """One stream at a time takes places, so that no two wait for each other's."""
+        self._free = most
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """In the order in which they came, so that a large join is not overtaken for ever."""
+
+    async def take(self, ranks: int) -> None:
+        """Wait until so many are free, and take them."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append((ranks, place))
+        self.give(0)
+        try:
+            await place
+        except asyncio.CancelledError:
+            self.give(0 if place.cancelled() else ranks)
+            raise
+
+    def give(self, ranks: int) -> None:
+        """Give so many back, for those that wait."""
+        self._free += ranks
+        while self._waiting:
+            wanted, place = self._waiting[0]
+            if not place.cancelled():
+                if wanted > self._free:
+                    return
+                self._free -= wanted
+                place.set_result(None)
+            self._waiting.popleft()
 
 
 class JoinTurn:
@@ -49,16 +77,12 @@ class JoinTurn:
 
     async def begin(self, ranks: int) -> None:
         """Wait until so many ranks of this stream may join. A stream that already has its turn keeps it."""
-        if self._held:
-            return
-        wanted = min(max(ranks, LEAST), self._of_run.most)
-        async with self._of_run.first:
-            while self._held < wanted:
-                await self._of_run.free.acquire()
-                self._held += 1
+        if not self._held:
+            wanted = min(max(ranks, LEAST), self._of_run.most)
+            await self._of_run.take(wanted)
+            self._held = wanted
 
     def end(self) -> None:
         """Give the turn back: the join was answered or the stream ended. A second call does nothing."""
-        while self._held:
-            self._held -= 1
-            self._of_run.free.release()
+        held, self._held = self._held, 0
+        self._of_run.give(held)

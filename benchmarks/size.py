@@ -38,7 +38,7 @@ LOADS = 2
 """Processes that play the ranks of the large job."""
 RUNS = 998
 """Other runs beside the large one: with one that has ended, as many as a coordinator takes by default."""
-CROWD_SECONDS = 60
+CROWD_SECONDS = 90
 QUIET_SECONDS = 5.0
 RACKS = 16
 """Relays of racks for ``LARGE`` ranks: one for 128 nodes."""

@@ -1,4 +1,4 @@
-"""The least of an API server for those that read and watch: objects in memory, lists, watches, merge patches.
+"""The least of an API server for those that read and watch: objects in memory, lists, watches, patches.
 
 It answers as Kubernetes does: 403 for what its rules do not allow, 410 for a resource version that it has
 forgotten, bookmarks, and `DELETED` for an object that no longer matches a watch's selector.
@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 
 PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"
-    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?"
+    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+)(?P<subresource>/status)?)?"
 )
 
 
@@ -66,6 +66,8 @@ class KubernetesApi:
     url: str
     allows: Callable[[Asked], bool] = lambda _: True
     objects: dict[Key, Manifest] = field(default_factory=dict)
+    unserved: set[str] = field(default_factory=set)
+    """Plurals of APIs that this server does not have."""
     asked: list[Asked] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     """Is notified when anything happens."""
@@ -150,6 +152,20 @@ class KubernetesApi:
         self._change(key, manifest)
         return self.objects[key]
 
+    def apply(self, key: Key, manifest: Manifest) -> Manifest:
+        """A server-side apply to the status of an object, whose lists are maps by name."""
+        current = copy.deepcopy(self.read(key))
+        if manifest["metadata"].get("uid") != current["metadata"]["uid"]:
+            raise Refused(HTTPStatus.CONFLICT, f"{key[2]} is another object by now: its uid differs")
+        for name, entries in manifest["status"].items():
+            for entry in entries:
+                known = next(one for one in current["status"][name] if one["name"] == entry["name"])
+                if key[0] == "evictions":
+                    check_responder(current, known, entry)
+                known.update(entry)
+        self._change(key, current)
+        return self.objects[key]
+
     @property
     def before(self) -> tuple[int, int]:
         """How many breaks and bookmarks a watch that is asked for now has missed."""
@@ -203,6 +219,16 @@ class KubernetesApi:
                 self.objects[key] = after
             self._changes.append(Change(self._revision, key, before, after))
             self.changed.notify_all()
+
+
+def check_responder(eviction: Manifest, known: Manifest, entry: Manifest) -> None:
+    """What Kubernetes asks of a change of ``status.responders``."""
+    states = {one["name"]: one["state"] for one in eviction["status"]["targetResponders"]}
+    if states[entry["name"]] != "Active":
+        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"responder {entry['name']} is not active")
+    for name in ("startTime", "completionTime"):
+        if name in known and entry.get(name, known[name]) != known[name]:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is immutable")
 
 
 def gone() -> Manifest:
@@ -268,11 +294,20 @@ class Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         selector = query.get("fieldSelector", "")
         before = self.api.before
-        self.api.note(Asked(verb, found["group"] or "", plural, namespace, name, selector, token))
+        resource = plural + (found["subresource"] or "")
+        self.api.note(Asked(verb, found["group"] or "", resource, namespace, name, selector, token))
+        if plural in self.api.unserved:
+            raise Refused(HTTPStatus.NOT_FOUND, "the server could not find the requested resource")
         match verb:
             case "patch":
-                assert self.headers["Content-Type"] == "application/merge-patch+json"
-                self._send(self.api.patch((plural, namespace, name), json.loads(body)))
+                key, change = (plural, namespace, name), json.loads(body)
+                if self.headers["Content-Type"] == "application/apply-patch+yaml":
+                    assert found["subresource"], self.path
+                    assert query.keys() == {"fieldManager", "force"}, self.path
+                    self._send(self.api.apply(key, change))
+                else:
+                    assert self.headers["Content-Type"] == "application/merge-patch+json"
+                    self._send(self.api.patch(key, change))
             case "watch":
                 self._stream(self.api.events(plural, namespace, query, before))
             case "get":
@@ -362,3 +397,25 @@ def disruption(reason: str, message: str = "", at: str = "2026-11-25T10:00:00Z")
         "message": message,
         "lastTransitionTime": at,
     }
+
+
+def eviction(pod_name: str, responder: str, state: str = "Active", namespace: str = "team-a") -> Manifest:
+    """The Eviction of a pod, as its controller makes it of an EvictionRequest."""
+    last = "imperative-eviction.k8s.io/evictor"
+    states = {responder: state, last: "Active" if state == "Completed" else "Inactive"}
+    name = f"evict-{pod_name}"
+    return {
+        "metadata": {"name": name, "namespace": namespace, "uid": f"uid-of-{name}"},
+        "spec": {"target": {"pod": {"name": pod_name, "uid": f"uid-of-{pod_name}"}}},
+        "status": {
+            "requesters": [{"name": "example.org/maintenance", "intent": "Eviction"}],
+            "targetResponders": [{"name": one, "state": of_it} for one, of_it in states.items()],
+            "responders": [{"name": one} for one in states],
+        },
+    }
+
+
+def answer_in(api: KubernetesApi, name: str, namespace: str = "team-a") -> Manifest:
+    """What the first responder of an Eviction has answered."""
+    answer: Manifest = api.objects["evictions", namespace, name]["status"]["responders"][0]
+    return answer

@@ -12,7 +12,9 @@ from lab.patience import until
 from lab.processes.coordinator import free_port
 from lab.processes.watcher import Watcher
 from lab.watching import kubernetes_api
-from lab.watching.kubernetes_api import Asked, KubernetesApi, disruption, node, pod
+from lab.watching.kubernetes_api import Asked, KubernetesApi, answer_in, disruption, eviction, node, pod
+from muster.v1 import run_pb2
+from muster.watcher.kubernetes.evictions import RESPONDER
 from tests.support.watching import drains as coordinators
 from tests.support.watching.drains import Drains
 
@@ -175,13 +177,38 @@ def test_refusal_is_logged_and_repeated(api: KubernetesApi, drains: Drains, watc
         until(lambda: "notice.answered" in one.log)
 
 
-@pytest.mark.parametrize("plural", ["nodes", "pods"])
+def test_eviction_of_a_pod_waits_for_the_save(api: KubernetesApi, drains: Drains, watcher: Make):
+    api.put("pods", pod("train-0", metadata={"labels": {"muster.io/run-id": "job1"}}))
+    with watcher("--evictions") as one:
+        api.put("evictions", eviction("train-0", RESPONDER))
+        api.put("evictions", eviction("elsewhere", RESPONDER))
+        api.wait_for(lambda: "heartbeatTime" in answer_in(api, "evict-train-0"))
+        (heard,) = {one.request.notice_id: one.request for one in drains.heard}.values()
+        assert (heard.run_id, heard.stop) == ("job1", True)
+        drains.state = run_pb2.SAVE_STATE_DONE
+        api.wait_for(lambda: "completionTime" in answer_in(api, "evict-train-0"))
+        assert answer_in(api, "evict-train-0")["message"] == "run job1: its ranks saved at step 0"
+        until(lambda: "notice.withdrawn" in one.log)
+        assert answer_in(api, "evict-elsewhere") == {"name": RESPONDER}
+
+
+def test_cluster_without_evictions_ends_it_with_a_sentence(api: KubernetesApi, watcher: Make):
+    api.unserved.add("evictions")
+    one = watcher("--evictions")
+    one.launch()
+    assert one.ended() == 1
+    assert "does not serve /apis/lifecycle.k8s.io/v1alpha1/namespaces/team-a/evictions" in one.log
+    assert "Enable the feature gate" in one.log
+    assert "Traceback" not in one.log
+
+
+@pytest.mark.parametrize("plural", ["nodes", "pods", "evictions"])
 def test_missing_permission_ends_it_with_a_sentence(api: KubernetesApi, watcher: Make, plural: str):
     def allows(asked: Asked) -> bool:
         return asked.plural != plural
 
     api.allows = allows
-    one = watcher()
+    one = watcher("--evictions")
     one.launch()
     assert one.ended() == 1
     assert f"{plural} is forbidden" in one.log

@@ -13,7 +13,8 @@ from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
 from lab.watching import kubernetes_api
-from lab.watching.kubernetes_api import KubernetesApi, disruption, node, pod
+from lab.watching.kubernetes_api import KubernetesApi, answer_in, disruption, eviction, node, pod
+from muster.watcher.kubernetes.evictions import RESPONDER
 from tests.integration.watching.test_watch_torchrun import NODES, RANKS, SECONDS, STOPPED, job
 
 NODE = NODES[-1]
@@ -39,8 +40,14 @@ def leave_for_good(api: KubernetesApi) -> None:
     api.edit("nodes", NODE, spec={"taints": [taint]})
 
 
+def request_eviction(api: KubernetesApi) -> None:
+    """Its requester and its controller do it."""
+    api.put("evictions", eviction("train-1", RESPONDER))
+
+
 @pytest.mark.parametrize(
-    ("take", "has_deadline"), [(remove_node, False), (preempt_pod, True), (leave_for_good, True)]
+    ("take", "has_deadline"),
+    [(remove_node, False), (preempt_pod, True), (leave_for_good, True), (request_eviction, False)],
 )
 def test_job_saves_at_one_step_and_stops_before_it_must(
     take: Callable[[KubernetesApi], None], has_deadline: bool, tmp_path: Path
@@ -51,7 +58,7 @@ def test_job_saves_at_one_step_and_stops_before_it_must(
         config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
         api.put("nodes", node(NODE))
         api.put("pods", pod("train-1", NODE, spec={"tolerations": [toleration]}))
-        flags = (f"--kubeconfig={config}", "--namespace=team-a")
+        flags = (f"--kubeconfig={config}", "--namespace=team-a", "--evictions")
         watcher = Watcher(
             tmp_path, coordinator.endpoint, NODE, "kubernetes", extra=flags, environment=dict(os.environ)
         )
@@ -62,6 +69,8 @@ def test_job_saves_at_one_step_and_stops_before_it_must(
             assert [agent.wait(PATIENCE) for agent in agents] == [STOPPED] * len(NODES), said()
             assert len(coordinator.log("save.asked")) == len(coordinator.log("save.done")) == 1
             assert coordinator.log("save.late") == []
+            if take is request_eviction:
+                api.wait_for(lambda: "completionTime" in answer_in(api, "evict-train-1"))
     saved = told(tmp_path, RANKS, "saved")
     assert len(saved) == RANKS
     assert len(set(saved)) == 1

@@ -29,6 +29,8 @@ class Drains:
     changed: threading.Condition = field(default_factory=threading.Condition)
     runs: list[str] = field(default_factory=list)
     """The runs on the node."""
+    state: run_pb2.SaveState = run_pb2.SAVE_STATE_ASKED
+    """Of their saves."""
     refusal: str = ""
     """The reason for which it refuses; empty: it does not."""
 
@@ -54,11 +56,11 @@ class Drains:
         with self.changed:
             self.heard.append(Heard(request, token))
             self.changed.notify_all()
-            refusal, runs = self.refusal, list(self.runs)
+            refusal, runs, state = self.refusal, list(self.runs), self.state
         if refusal:
             code = grpc.StatusCode.PERMISSION_DENIED
             context.abort_with_status(rich_status(refusal, "it may not do that", code))
-        save = run_pb2.Save(number=1, stop=request.stop, reason=request.reason)
+        save = run_pb2.Save(number=1, state=state, stop=request.stop, reason=request.reason)
         return run_pb2.DrainNodeResponse(
             runs=[run_pb2.DrainedRun(run_id=run_id, save=save) for run_id in runs]
         )

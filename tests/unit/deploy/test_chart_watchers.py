@@ -25,6 +25,9 @@ RESOURCES = (
     ("batch", "jobs"),
     ("jobset.x-k8s.io", "jobsets"),
     ("trainer.kubeflow.org", "trainjobs"),
+    ("lifecycle.k8s.io", "evictionrequests"),
+    ("lifecycle.k8s.io", "evictions"),
+    ("lifecycle.k8s.io", "evictions/status"),
 )
 NAMESPACES = ("", "ml", "team-a", "team-b", "team-c")
 READS = {(verb, "nodes", namespace) for verb in ("list", "watch") for namespace in NAMESPACES}
@@ -83,7 +86,17 @@ def test_they_may_read_pods_where_the_values_say_so(helm: Helm):
     assert granted(release) == READS | pods
 
 
-def test_they_may_change_jobs_only_to_annotate_them(release: Release):
+def test_they_may_answer_evictions_where_the_values_say_so(helm: Helm):
+    values = {"namespaces": ["team-a"], "evictions": True}
+    granted_more = granted(helm.release(on(kubernetes=values))) - granted(
+        helm.release(on(kubernetes={"namespaces": ["team-a"]}))
+    )
+    reads = {(verb, "evictions", "team-a") for verb in ("list", "watch")}
+    assert granted_more == reads | {("patch", "evictions/status", "team-a")}
+
+
+def test_they_may_change_jobs_only_to_annotate_them(helm: Helm):
+    release = helm.release(on(annotate=True, kubernetes={"namespaces": ["team-a", "team-b"]}))
     jobs = {
         (verb, plural, namespace)
         for verb in ("get", "patch")
@@ -156,6 +169,7 @@ def test_flags_are_those_of_the_command(release: Release):
         "--pod-selector=app=train",
         "--cordon=stop",
         "--taint=example.org/leaving",
+        "--evictions",
         "--annotate",
     ]
 
@@ -258,6 +272,7 @@ def test_what_they_need_at_the_coordinator_is_asked_for(helm: Helm, values: Mani
     ("watcher", "words"),
     [
         ({"annotate": True}, "say in which namespaces"),
+        ({"kubernetes": {"evictions": True}}, "say in which namespaces"),
         ({"annotate": True, "sources": ["aws"]}, "needs kubernetes in watcher.sources"),
         ({"sources": []}, "sources"),
         ({"sources": ["kubernetes", "slurm"]}, "sources"),

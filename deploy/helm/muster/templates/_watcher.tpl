@@ -52,6 +52,9 @@ app.kubernetes.io/component: watcher
 {{- range $watcher.kubernetes.taints }}
 - {{ printf "--taint=%s" . | quote }}
 {{- end }}
+{{- if $watcher.kubernetes.evictions }}
+- --evictions
+{{- end }}
 {{- if $watcher.annotate }}
 - --annotate
 {{- end }}
@@ -66,6 +69,9 @@ app.kubernetes.io/component: watcher
 {{- end }}
 {{- if and .Values.tls.clientAuth.enabled (not $watcher.client.certificateSecret) }}
 {{- fail "tls.clientAuth.enabled: the watchers need a certificate, too: set watcher.client.certificateSecret." }}
+{{- end }}
+{{- if and $watcher.kubernetes.evictions (not $watcher.kubernetes.namespaces) }}
+{{- fail "watcher.kubernetes.evictions: say in which namespaces the jobs are in watcher.kubernetes.namespaces." }}
 {{- end }}
 {{- if and $watcher.annotate (not (has "kubernetes" $watcher.sources)) }}
 {{- fail "watcher.annotate needs kubernetes in watcher.sources: its pods lead to the objects." }}

@@ -36,6 +36,8 @@ class WatcherSettings:
     """What the watcher shows the coordinator."""
     annotate: bool
     """Whether the last committed steps are written to the jobs' objects."""
+    evictions: bool
+    """Whether evictions by Kubernetes' EvictionRequest API wait for the saves."""
     http: Address | None
 
 
@@ -54,12 +56,16 @@ async def run_watcher(settings: WatcherSettings) -> None:
     async with AsyncExitStack() as stack:
         connection = Connection(settings.endpoint, credentials=settings.credentials)
         stack.push_async_callback(connection.close)
-        options = replace(settings.options, annotate_by=connection if settings.annotate else None)
+        drain = NodeDrain(connection, node_name, f"watcher@{node_name}")
+        options = replace(
+            settings.options,
+            annotate_by=connection if settings.annotate else None,
+            respond_by=drain if settings.evictions else None,
+        )
         try:
             sources = [await open_source(name, options, stack) for name in settings.sources]
         except SourceError as error:
             raise StartError(str(error)) from error
-        drain = NodeDrain(connection, node_name, f"watcher@{node_name}")
         watcher = Watcher(sources, drain, stats, WatcherLog())
         if settings.http is not None:
             site = open_site_runner(_site(stats, stop))

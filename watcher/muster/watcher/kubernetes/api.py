@@ -20,6 +20,8 @@ CONNECT_TIMEOUT = 10.0
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A silent connection is dropped after 25 s: an idle watch would not notice that its server has gone."""
 MERGE_PATCH = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+NOT_FOUND = 404
 GONE = 410
 UNAUTHORIZED = 401
 NOT_ALLOWED = frozenset({UNAUTHORIZED, 403})
@@ -76,6 +78,20 @@ class Api:
         """
         return await self._answer("PATCH", path, None, patch)
 
+    async def apply(self, path: str, manifest: Manifest, manager: str) -> Manifest:
+        """Set fields of an object by a server-side apply. The fields of other managers stay.
+
+        Args:
+            path: of the object, or its status.
+            manifest: the fields.
+            manager: the name of their manager.
+
+        Raises:
+            KubernetesError: the request failed.
+        """
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._answer("PATCH", path, query, manifest, APPLY)
+
     async def watch(
         self, path: str, query: Mapping[str, str], seconds: int
     ) -> AsyncGenerator[Manifest, None]:
@@ -113,10 +129,15 @@ class Api:
         await self._client.close()
 
     async def _answer(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: Manifest | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Manifest | None = None,
+        content_type: str = MERGE_PATCH,
     ) -> Manifest:
         timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT)
-        response = await self._request(method, path, query or {}, timeout, body)
+        response = await self._request(method, path, query or {}, timeout, body, content_type)
         try:
             answer: Manifest = await response.json(content_type=None)
             return answer
@@ -132,11 +153,12 @@ class Api:
         query: Mapping[str, str],
         limits: aiohttp.ClientTimeout,
         body: Manifest | None = None,
+        content_type: str = MERGE_PATCH,
     ) -> aiohttp.ClientResponse:
         """Make a request, and return the answer if it is a success."""
         headers = {"Accept": "application/json"}
         if body is not None:
-            headers["Content-Type"] = MERGE_PATCH
+            headers["Content-Type"] = content_type
         try:
             response: aiohttp.ClientResponse = await self._client.call_api(
                 path,

@@ -9,8 +9,11 @@ from typing import cast
 from muster.watcher.kubernetes.annotator import Annotator
 from muster.watcher.kubernetes.api import ConfigurationError, connect
 from muster.watcher.kubernetes.collection import Collection, Reads
+from muster.watcher.kubernetes.evictions import API_VERSION, Eviction, active, read_eviction
 from muster.watcher.kubernetes.notices import Cordon, Policy, deletion, notices_of
 from muster.watcher.kubernetes.objects import Node, Pod, read_node, read_pod
+from muster.watcher.kubernetes.responder import Responder
+from muster.watcher.notice import Notice
 from muster.watcher.source import Report, SourceError
 from muster.watcher.sources.registry import SourceOptions
 
@@ -24,6 +27,7 @@ class Kubernetes:
         namespaces: their pods are watched; empty: pods are not watched.
         pod_selector: a label selector of the pods that have ranks; empty: all.
         policy: what counts as a notice.
+        evictions: whether the evictions of these pods by the EvictionRequest API are watched.
     """
 
     name = "kubernetes"
@@ -35,11 +39,15 @@ class Kubernetes:
         namespaces: Sequence[str] = (),
         pod_selector: str = "",
         policy: Policy | None = None,
+        *,
+        evictions: bool = False,
     ) -> None:
         self._node_name = node_name
         self._policy = policy or Policy()
         self.annotator: Annotator | None = None
         """Annotates the objects of the runs; None: nothing does."""
+        self.responder: Responder | None = None
+        """Answers evictions; None: nothing does."""
         self._known = asyncio.Event()
         self._report: Report | None = None
         self._latest: Node | None = None
@@ -56,7 +64,21 @@ class Kubernetes:
             Collection(api, f"/api/v1/namespaces/{namespace}/pods", by_node, read_pod, self._changed)
             for namespace in namespaces
         ]
-        self._collections: list[Collection[Node] | Collection[Pod]] = [self._nodes, *self._pods]
+        self._evictions: list[Collection[Eviction]] = [
+            Collection(
+                api,
+                f"/apis/{API_VERSION}/namespaces/{namespace}/evictions",
+                {},
+                read_eviction,
+                self._changed,
+            )
+            for namespace in (namespaces if evictions else ())
+        ]
+        self._collections: list[Collection[Node] | Collection[Pod] | Collection[Eviction]] = [
+            self._nodes,
+            *self._pods,
+            *self._evictions,
+        ]
 
     async def watch(self, report: Report) -> None:
         """See ``Source``."""
@@ -64,13 +86,20 @@ class Kubernetes:
         async with asyncio.TaskGroup() as tasks:
             for collection in self._collections:
                 tasks.create_task(collection.follow())
+            await self._known.wait()
             if self.annotator is not None:
-                await self._known.wait()
                 tasks.create_task(self.annotator.run())
+            if self.responder is not None:
+                tasks.create_task(self.responder.run())
 
     def pods(self) -> Iterable[Pod]:
         """Return the pods on this node, as far as they are known."""
         return (pod for collection in self._pods for pod in collection.objects.values())
+
+    def active_evictions(self) -> Iterable[tuple[Eviction, Notice]]:
+        """Return the evictions of pods on this node in which it is Muster's turn, each with its notice."""
+        evictions = (one for collection in self._evictions for one in collection.objects.values())
+        return active(evictions, self.pods())
 
     def _changed(self) -> None:
         # With a part of the objects, notices would seem to be withdrawn.
@@ -82,6 +111,7 @@ class Kubernetes:
         }
         nodes = [replace(one, cordoned_at=self._cordoned.get(one.uid, "")) for one in found]
         notices = notices_of(nodes, self.pods(), self._policy)
+        notices.extend(notice for _, notice in self.active_evictions())
         for node in nodes:
             self._latest = node
         if self._latest is None:
@@ -114,7 +144,16 @@ async def open_source(options: SourceOptions, stack: AsyncExitStack) -> Kubernet
         ) from error
     stack.push_async_callback(api.close)
     policy = Policy(cordon=cast(Cordon, options.cordon), taints=options.taints)
-    source = Kubernetes(api, options.node_name, options.namespaces, options.pod_selector, policy)
+    source = Kubernetes(
+        api,
+        options.node_name,
+        options.namespaces,
+        options.pod_selector,
+        policy,
+        evictions=options.respond_by is not None,
+    )
+    if options.respond_by is not None:
+        source.responder = Responder(api, options.respond_by, source.active_evictions)
     if options.annotate_by is not None:
         source.annotator = Annotator(api, options.annotate_by, source.pods)
     return source

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from muster.watcher.connection import Connection
+from muster.watcher.drain import Drain
 from muster.watcher.polling import Polled
 from muster.watcher.source import Source, SourceError
 
@@ -39,6 +40,8 @@ class SourceOptions:
     """Keys of further taints that say that a node is about to be lost."""
     annotate_by: Connection | None = None
     """If given, the last committed steps that this coordinator knows are annotations of their jobs."""
+    respond_by: Drain | None = None
+    """If given, evictions by the EvictionRequest API wait for the saves that this asks for."""
 
 
 Opener: TypeAlias = Callable[[SourceOptions, AsyncExitStack], Awaitable[Source]]

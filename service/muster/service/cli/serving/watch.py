@@ -129,6 +129,13 @@ def watch(
             help="kubernetes: write the last committed step to the Job, JobSet or TrainJob of each pod.",
         ),
     ] = False,
+    evictions: Annotated[
+        bool,
+        typer.Option(
+            "--evictions",
+            help="kubernetes: answer EvictionRequests as muster.io/saver: a pod goes after the save.",
+        ),
+    ] = False,
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
@@ -183,6 +190,7 @@ def watch(
             http=Address.parse(http) if http else None,
             credentials=_credentials(endpoint),
             annotate=annotate,
+            evictions=evictions,
             options=SourceOptions(
                 node_name=node,
                 metadata_url=metadata_url,
@@ -198,8 +206,9 @@ def watch(
         )
     except ValueError as error:
         fail(str(error), Exit.USAGE)
-    if annotate and not namespace:
-        fail("--annotate needs the namespaces of the jobs: give --namespace.", Exit.USAGE)
+    for option, is_given in (("--annotate", annotate), ("--evictions", evictions)):
+        if is_given and not namespace:
+            fail(f"{option} needs the namespaces of the jobs: give --namespace.", Exit.USAGE)
     logs.configure("console")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -64,7 +64,7 @@ class Start:
 
     ranks: int
     streams: int
-    """Of the coordinator."""
+    """The streams of the coordinator."""
     steps: tuple[Step, ...]
     state_bytes: int
     """On disk, the write-ahead log included."""
@@ -132,7 +132,7 @@ class Coordinator:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The process id."""
         return self._process.pid
 
     def pin(self, core: int) -> None:
@@ -432,6 +432,9 @@ and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/j
 
 ## What is missed, and why
 
+- The machine of 2026-11-28 was half as fast as that of the first measurement. The version of 2026-11-25 took
+  3.98 s of CPU for the start of 16,384 ranks on its day. On 2026-11-28 it took 7.4 and 8.3 s, and the present
+  version took 7.8 and 8.7 s, in turns. So compare the rows with each other.
 - Half of the CPU of a start is for its streams: to open one and let its 8 ranks enter takes about 1 ms of the
   coordinator. More than half of that is gRPC's own work. On 2026-11-25, a `grpc.aio` server that only
   answered the same messages with fixed bytes took 1.7 s of CPU while the ranks entered, and 2.8 s for the

@@ -162,7 +162,9 @@ class KubernetesApi:
                 known = next(one for one in current["status"][name] if one["name"] == entry["name"])
                 if key[0] == "evictions":
                     check_responder(current, known, entry)
-                known.update(entry)
+                started = {"startTime": known["startTime"]} if "startTime" in known else {}
+                known.clear()  # The responder manages all other fields: what it leaves out is removed.
+                known.update(started | entry)
         self._change(key, current)
         return self.objects[key]
 
@@ -226,9 +228,9 @@ def check_responder(eviction: Manifest, known: Manifest, entry: Manifest) -> Non
     states = {one["name"]: one["state"] for one in eviction["status"]["targetResponders"]}
     if states[entry["name"]] != "Active":
         raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"responder {entry['name']} is not active")
-    for name in ("startTime", "completionTime"):
-        if name in known and entry.get(name, known[name]) != known[name]:
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is immutable")
+    is_changed = "completionTime" in known and entry.get("completionTime") != known["completionTime"]
+    if is_changed or "startTime" in entry:
+        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a time that was set is immutable")
 
 
 def gone() -> Manifest:

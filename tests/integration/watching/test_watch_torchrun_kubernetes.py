@@ -70,7 +70,7 @@ def test_job_saves_at_one_step_and_stops_before_it_must(
             assert len(coordinator.log("save.asked")) == len(coordinator.log("save.done")) == 1
             assert coordinator.log("save.late") == []
             if take is request_eviction:
-                api.wait_for(lambda: "completionTime" in answer_in(api, "evict-train-1"))
+                api.wait_for(lambda: "heartbeatTime" in answer_in(api, "evict-train-1"))
     saved = told(tmp_path, RANKS, "saved")
     assert len(saved) == RANKS
     assert len(set(saved)) == 1

@@ -29,8 +29,8 @@ class Drains:
     changed: threading.Condition = field(default_factory=threading.Condition)
     runs: list[str] = field(default_factory=list)
     """The runs on the node."""
-    state: run_pb2.SaveState = run_pb2.SAVE_STATE_ASKED
-    """Of their saves."""
+    state: run_pb2.SaveState.ValueType = run_pb2.SAVE_STATE_ASKED
+    """The state of their saves."""
     refusal: str = ""
     """The reason for which it refuses; empty: it does not."""
 

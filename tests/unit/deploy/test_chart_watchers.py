@@ -273,6 +273,7 @@ def test_what_they_need_at_the_coordinator_is_asked_for(helm: Helm, values: Mani
     [
         ({"annotate": True}, "say in which namespaces"),
         ({"kubernetes": {"evictions": True}}, "say in which namespaces"),
+        ({"kubernetes": {"evictions": True}, "sources": ["aws"]}, "needs kubernetes in watcher.sources"),
         ({"annotate": True, "sources": ["aws"]}, "needs kubernetes in watcher.sources"),
         ({"sources": []}, "sources"),
         ({"sources": ["kubernetes", "slurm"]}, "sources"),

@@ -11,14 +11,21 @@ from muster.watcher.connection import CoordinatorError
 from muster.watcher.kubernetes.api import KubernetesError
 from muster.watcher.kubernetes.evictions import RESPONDER, active, progress_of, read_eviction
 from muster.watcher.kubernetes.objects import read_pod
-from muster.watcher.kubernetes.responder import HEARTBEAT, INTERVAL, PAUSE, Responder
+from muster.watcher.kubernetes.responder import (
+    FINAL_AFTER,
+    HEARTBEAT_INTERVAL,
+    MAX_WAIT,
+    MIN_HEARTBEAT_INTERVAL,
+    POLL_INTERVAL,
+    Responder,
+)
 from muster.watcher.notice import Notice
 
 BY_RUN = {"labels": {"muster.io/run-id": "job1"}}
 WORKER = read_pod(pod("worker-0", metadata=BY_RUN))
 
 
-def drained(state: pb.SaveState, step: int = 0, run_id: str = "job1") -> pb.DrainedRun:
+def drained(state: pb.SaveState.ValueType, step: int = 0, run_id: str = "job1") -> pb.DrainedRun:
     return pb.DrainedRun(run_id=run_id, save=pb.Save(number=1, state=state, step=step))
 
 
@@ -81,70 +88,86 @@ async def test_run_of_the_pod_is_asked_and_kubernetes_is_told():
     )
 
 
-async def test_pod_may_go_once_its_run_has_saved():
+async def test_kubernetes_may_evict_the_pod_some_time_after_the_save():
+    """Its ranks need time to end. A pod that has ended needs no eviction."""
     world = World()
     await world.after(0)
     world.runs = [drained(pb.SAVE_STATE_DONE, step=42)]
-    (entry,) = await world.after(INTERVAL)
-    assert entry["completionTime"] == entry["heartbeatTime"] == "1970-01-01T00:16:45Z"
-    assert entry["message"] == "run job1: its ranks saved at step 42"
+    assert await world.after(POLL_INTERVAL) == []
+    world.runs = []  # The ranks have left the node.
+    assert "completionTime" not in str(await world.after(FINAL_AFTER - 1))
+    (entry,) = await world.after(1)
+    assert entry["completionTime"] == entry["heartbeatTime"] == "1970-01-01T00:17:15Z"
+    assert entry["message"] == "the coordinator knows of no rank on the node"
 
 
-async def test_answer_is_final():
-    """The coordinator knows the run no more, or the watch is late."""
+async def test_rank_that_reconnects_is_waited_for():
+    world = World()
+    await world.after(0)
+    world.runs = []
+    await world.after(FINAL_AFTER - 1)
+    world.runs = [drained(pb.SAVE_STATE_ASKED)]
+    await world.after(1)
+    world.runs = [drained(pb.SAVE_STATE_DONE)]
+    assert "completionTime" not in str(await world.after(POLL_INTERVAL))
+    assert "completionTime" in str(await world.after(FINAL_AFTER))
+
+
+async def test_ranks_that_never_save_are_not_waited_for_for_ever():
+    world = World()
+    await world.after(0)
+    assert "completionTime" not in str(await world.after(MAX_WAIT - 1))
+    (entry,) = await world.after(1)
+    assert "completionTime" in entry
+    assert entry["message"] == "not saved within 1800 s: run job1: its ranks agree on a step"
+
+
+async def test_completion_is_reported_once():
+    """The watch may be behind."""
     world = World()
     world.runs = [drained(pb.SAVE_STATE_DONE)]
     await world.after(0)
+    assert "completionTime" in str(await world.after(FINAL_AFTER))
     world.runs = [drained(pb.SAVE_STATE_ASKED)]
-    assert await world.after(HEARTBEAT) == []
+    assert await world.after(HEARTBEAT_INTERVAL) == []
 
 
-async def test_pod_of_no_run_need_not_wait():
-    world = World()
-    world.runs = []
-    (entry,) = await world.after(0)
-    assert "completionTime" in entry
-    assert entry["message"] == "no rank of a run is on the node"
-
-
-async def test_heartbeats_are_rare():
+async def test_unchanged_progress_is_reported_at_times():
     world = World()
     await world.after(0)
-    assert await world.after(HEARTBEAT - 1) == []
+    assert await world.after(HEARTBEAT_INTERVAL - 1) == []
     assert len(await world.after(1)) == 1
 
 
-async def test_news_are_told_sooner_but_not_at_once():
+async def test_changed_progress_is_reported_sooner():
     world = World()
     await world.after(0)
     world.runs = [drained(pb.SAVE_STATE_AGREED, step=7)]
-    assert await world.after(PAUSE - 1) == []
+    assert await world.after(MIN_HEARTBEAT_INTERVAL - 1) == []
     (entry,) = await world.after(1)
     assert entry["message"] == "run job1: its ranks save at step 7"
 
 
-async def test_no_heartbeat_comes_without_the_coordinator():
-    """Else a drain of the node would wait for ever."""
+async def test_no_heartbeat_is_sent_without_the_coordinator():
+    """Else a drain of the node would wait for a coordinator that is away."""
     world = World()
     await world.after(0)
     world.runs = CoordinatorError("it does not answer")
-    assert await world.after(HEARTBEAT) == []
-    assert await world.after(HEARTBEAT) == []
+    assert await world.after(HEARTBEAT_INTERVAL) == []
+    assert await world.after(HEARTBEAT_INTERVAL) == []
     world.runs = [drained(pb.SAVE_STATE_ASKED)]
-    assert len(await world.after(INTERVAL)) == 1
+    assert len(await world.after(POLL_INTERVAL)) == 1
 
 
-async def test_answer_that_failed_is_given_again():
+async def test_report_that_failed_is_repeated():
     world = World()
-    world.runs = [drained(pb.SAVE_STATE_DONE)]
     world.refuses = True
     assert await world.after(0) == []
     world.refuses = False
-    (entry,) = await world.after(INTERVAL)
-    assert "completionTime" in entry
+    assert len(await world.after(POLL_INTERVAL)) == 1
 
 
-async def test_failure_of_one_does_not_keep_the_others_waiting():
+async def test_failure_of_one_eviction_does_not_delay_the_others():
     other = eviction("worker-0", RESPONDER)
     other["metadata"] |= {"uid": "uid-of-another", "name": "another"}
     world = World(eviction("worker-0", RESPONDER), other)
@@ -178,7 +201,7 @@ def completed(one: dict[str, Any]) -> dict[str, Any]:
         {"metadata": {"name": "of no pod", "uid": "1"}, "spec": {}},
     ],
 )
-def test_other_evictions_are_none_of_its_business(one: dict[str, Any]):
+def test_eviction_that_does_not_wait_for_muster_is_ignored(one: dict[str, Any]):
     assert list(active([read_eviction(one)], [WORKER])) == []
 
 
@@ -196,20 +219,25 @@ def test_requester_that_withdrew_is_not_named():
 def test_all_runs_of_a_node_must_have_saved():
     """A pod whose run is unknown stands for all runs on its node."""
     first, second = drained(pb.SAVE_STATE_DONE, step=3), drained(pb.SAVE_STATE_AGREED, 5, "job2")
-    assert not progress_of([first, second]).is_over
+    assert not progress_of([first, second]).is_final
     assert progress_of([first, second]).message == (
         "run job1: its ranks saved at step 3; run job2: its ranks save at step 5"
     )
 
 
 @pytest.mark.parametrize("state", [pb.SAVE_STATE_WITHDRAWN, pb.SAVE_STATE_LAPSED])
-def test_save_that_will_not_come_is_not_waited_for(state: pb.SaveState):
-    assert progress_of([drained(state)]).is_over
+def test_save_that_will_not_come_is_final(state: pb.SaveState.ValueType):
+    save = pb.Save(number=1, state=state)
+    assert progress_of([pb.DrainedRun(run_id="job1", save=save)]).is_final
+
+
+def test_save_that_was_withdrawn_after_the_agreement_is_waited_for():
+    assert not progress_of([drained(pb.SAVE_STATE_WITHDRAWN, step=7)]).is_final
 
 
 def test_unknown_state_of_a_newer_coordinator_is_waited_for():
     progress = progress_of([drained(pb.SAVE_STATE_UNSPECIFIED)])
-    assert (progress.message, progress.is_over) == ("run job1: asked to save", False)
+    assert (progress.message, progress.is_final) == ("run job1: asked to save", False)
 
 
 def test_message_is_no_longer_than_kubernetes_accepts():

@@ -70,6 +70,9 @@ app.kubernetes.io/component: watcher
 {{- if and .Values.tls.clientAuth.enabled (not $watcher.client.certificateSecret) }}
 {{- fail "tls.clientAuth.enabled: the watchers need a certificate, too: set watcher.client.certificateSecret." }}
 {{- end }}
+{{- if and $watcher.kubernetes.evictions (not (has "kubernetes" $watcher.sources)) }}
+{{- fail "watcher.kubernetes.evictions needs kubernetes in watcher.sources." }}
+{{- end }}
 {{- if and $watcher.kubernetes.evictions (not $watcher.kubernetes.namespaces) }}
 {{- fail "watcher.kubernetes.evictions: say in which namespaces the jobs are in watcher.kubernetes.namespaces." }}
 {{- end }}

@@ -7,82 +7,89 @@ from weakref import WeakValueDictionary
 MAX_RANKS = 512
 """Ranks of one run whose joins the driver has and has not answered. A join writes a row for each of its
 ranks. So one commit has about this number of the run's rows at most, or those of a single larger join."""
-LEAST = 8
-"""Ranks that a join counts as at least, for its message takes time as well."""
+MIN_WEIGHT = 8
+"""Ranks that a join counts as at least, because its message takes time as well. A join that names no ranks is
+for all processes of its stream. Without a relay these are few, and relays name the ranks."""
 
 
 class JoinTurns:
     """Limits the joins of each run.
 
     Args:
-        most: ranks of one run that join concurrently.
+        max_ranks: ranks of one run that join concurrently.
     """
 
-    def __init__(self, most: int = MAX_RANKS) -> None:
-        self._most = most
-        self._of_run: WeakValueDictionary[str, _Ranks] = WeakValueDictionary()
+    def __init__(self, max_ranks: int = MAX_RANKS) -> None:
+        self._max_ranks = max_ranks
+        self._of_run: WeakValueDictionary[str, _RankSemaphore] = WeakValueDictionary()
 
     def of(self, run_id: str) -> "JoinTurn":
-        """Return the turn of one stream of a run. The stream takes it for its joins."""
-        return JoinTurn(self._of_run.setdefault(run_id, _Ranks(self._most)))
+        """Return the turns of one stream of a run. The stream takes one for each of its joins."""
+        return JoinTurn(self._of_run.setdefault(run_id, _RankSemaphore(self._max_ranks)))
 
 
-class _Ranks:
-    """The ranks of one run that may join now. It lives as long as a stream of the run.
+class _RankSemaphore:
+    """Admits a limited number of ranks. Joins are admitted in the order in which they came.
+
+    It lives as long as a stream of its run.
 
     Args:
-        most: of them.
+        max_ranks: the limit.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._free = most
+    def __init__(self, max_ranks: int) -> None:
+        self.max_ranks = max_ranks
+        self._free = max_ranks
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """In the order in which they came, so that a large join is not overtaken for ever."""
 
-    async def take(self, ranks: int) -> None:
-        """Wait until so many are free, and take them."""
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append((ranks, place))
-        self.give(0)
+    async def acquire(self, ranks: int) -> None:
+        """Wait until this number of ranks is free, and take them."""
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.append((ranks, granted))
+        self.release(0)
         try:
-            await place
+            await granted
         except asyncio.CancelledError:
-            self.give(0 if place.cancelled() else ranks)
+            self.release(0 if granted.cancelled() else ranks)
             raise
 
-    def give(self, ranks: int) -> None:
-        """Give so many back, for those that wait."""
+    def release(self, ranks: int) -> None:
+        """Free this number of ranks, for the joins that wait."""
         self._free += ranks
         while self._waiting:
-            wanted, place = self._waiting[0]
-            if not place.cancelled():
+            wanted, granted = self._waiting[0]
+            if not granted.cancelled():
                 if wanted > self._free:
                     return
                 self._free -= wanted
-                place.set_result(None)
+                granted.set_result(None)
             self._waiting.popleft()
 
 
 class JoinTurn:
-    """The turn of one stream.
+    """The turns of one stream.
 
     Args:
-        of_run: the ranks of the run that may join.
+        semaphore: admits the ranks of the run.
     """
 
-    def __init__(self, of_run: _Ranks) -> None:
-        self._of_run = of_run
-        self._held = 0
+    def __init__(self, semaphore: _RankSemaphore) -> None:
+        self._semaphore = semaphore
+        self._held: deque[int] = deque()
+        """The weights of the joins without an answer, the oldest first."""
 
     async def begin(self, ranks: int) -> None:
-        """Wait until so many ranks of this stream may join. A stream that already has its turn keeps it."""
-        if not self._held:
-            wanted = min(max(ranks, LEAST), self._of_run.most)
-            await self._of_run.take(wanted)
-            self._held = wanted
+        """Wait until this number of ranks may join."""
+        weight = min(max(ranks, MIN_WEIGHT), self._semaphore.max_ranks)
+        await self._semaphore.acquire(weight)
+        self._held.append(weight)
 
     def end(self) -> None:
-        """Give the turn back: the join was answered or the stream ended. A second call does nothing."""
-        held, self._held = self._held, 0
-        self._of_run.give(held)
+        """The oldest join was answered."""
+        if self._held:
+            self._semaphore.release(self._held.popleft())
+
+    def end_all(self) -> None:
+        """The stream ended."""
+        while self._held:
+            self.end()

@@ -21,7 +21,6 @@ KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A silent connection is dropped after 25 s: an idle watch would not notice that its server has gone."""
 MERGE_PATCH = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
-NOT_FOUND = 404
 GONE = 410
 UNAUTHORIZED = 401
 NOT_ALLOWED = frozenset({UNAUTHORIZED, 403})

@@ -7,7 +7,7 @@ from contextlib import aclosing, contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from muster.client.jitter import jittered
-from muster.watcher.kubernetes.api import GONE, NOT_ALLOWED, NOT_FOUND, KubernetesError, Manifest
+from muster.watcher.kubernetes.api import GONE, NOT_ALLOWED, KubernetesError, Manifest
 from muster.watcher.polling import Fault
 from muster.watcher.source import SourceError
 
@@ -86,7 +86,7 @@ class Collection(Generic[T]):
         """Keep the objects current until cancelled.
 
         Raises:
-            SourceError: the API server does not allow it or has no such objects, and never did.
+            SourceError: the API server does not allow it, and never did.
         """
         version = ""
         while True:
@@ -101,11 +101,6 @@ class Collection(Generic[T]):
                     raise SourceError(
                         f"Kubernetes does not let this watcher read {self._path}: {error}. Give its service "
                         "account the verbs list and watch there (docs/notices.md)."
-                    ) from error
-                elif error.status == NOT_FOUND and not self.is_known:
-                    raise SourceError(
-                        f"Kubernetes does not serve {self._path}: {error}. Enable the feature gate of this "
-                        "API, or do without the option that needs it (docs/notices.md)."
                     ) from error
                 else:
                     self._fault.happened(str(error))

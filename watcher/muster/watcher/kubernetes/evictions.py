@@ -1,4 +1,4 @@
-"""Evictions by Kubernetes' EvictionRequest API (KEP-4563): whose turn it is, and what the watcher answers.
+"""Evictions by Kubernetes' EvictionRequest API (KEP-4563) that wait for Muster, and the answers to them.
 
 It does no I/O.
 """
@@ -25,12 +25,11 @@ WORDS = {
     pb.SAVE_STATE_LAPSED: "its ranks were started again before all had saved",
 }
 """How far a save has come, for people."""
-OVER = frozenset({pb.SAVE_STATE_DONE, pb.SAVE_STATE_WITHDRAWN, pb.SAVE_STATE_LAPSED})
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
-    """What is kept of an Eviction."""
+class KubernetesEviction:
+    """The fields of an ``Eviction`` that the watcher uses."""
 
     uid: str
     namespace: str
@@ -39,7 +38,7 @@ class Eviction:
     """The pod that is to be evicted."""
     requesters: tuple[str, ...]
     is_active: bool
-    """Whether it is Muster's turn."""
+    """Whether it waits for Muster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,16 @@ class Progress:
     """How far the runs of a pod have come."""
 
     message: str
-    is_over: bool
-    """Whether nothing is left to be waited for, so that the pod may go."""
+    is_final: bool
+    """Whether no save is pending, so that Kubernetes may evict the pod."""
 
 
-def read_eviction(eviction: Manifest) -> Eviction:
-    """Take from an Eviction what is kept of it."""
+def read_eviction(eviction: Manifest) -> KubernetesEviction:
+    """Take from an ``Eviction`` the fields that the watcher uses."""
     metadata, status = eviction["metadata"], eviction.get("status") or {}
     states = {one["name"]: one.get("state") for one in status.get("targetResponders") or ()}
     completed = {one["name"] for one in status.get("responders") or () if one.get("completionTime")}
-    return Eviction(
+    return KubernetesEviction(
         uid=metadata["uid"],
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
@@ -68,8 +67,10 @@ def read_eviction(eviction: Manifest) -> Eviction:
     )
 
 
-def active(evictions: Iterable[Eviction], pods: Iterable[Pod]) -> Iterator[tuple[Eviction, Notice]]:
-    """Yield the evictions of living pods in which it is Muster's turn, each with its notice."""
+def active(
+    evictions: Iterable[KubernetesEviction], pods: Iterable[Pod]
+) -> Iterator[tuple[KubernetesEviction, Notice]]:
+    """Yield the evictions of running pods that wait for Muster, each with its notice."""
     by_uid = {pod.uid: pod for pod in pods if not pod.has_ended}
     for eviction in evictions:
         pod = by_uid.get(eviction.pod_uid)
@@ -77,7 +78,7 @@ def active(evictions: Iterable[Eviction], pods: Iterable[Pod]) -> Iterator[tuple
             yield eviction, _notice(eviction, pod)
 
 
-def _notice(eviction: Eviction, pod: Pod) -> Notice:
+def _notice(eviction: KubernetesEviction, pod: Pod) -> Notice:
     by = f" by {', '.join(eviction.requesters)}" if eviction.requesters else ""
     return Notice(
         id=f"kubernetes/eviction/{eviction.uid}",
@@ -89,30 +90,37 @@ def _notice(eviction: Eviction, pod: Pod) -> Notice:
 def progress_of(runs: Sequence[pb.DrainedRun]) -> Progress:
     """Return how far runs have come, by the coordinator's answer to a notice."""
     if not runs:
-        return Progress("no rank of a run is on the node", is_over=True)
+        return Progress("the coordinator knows of no rank on the node", is_final=True)
     words = (
         f"run {run.run_id}: {WORDS.get(run.save.state, 'asked to save').format(step=run.save.step)}"
         for run in runs
     )
-    return Progress("; ".join(words)[:MAX_MESSAGE], all(run.save.state in OVER for run in runs))
+    return Progress("; ".join(words)[:MAX_MESSAGE], all(_is_final(run.save) for run in runs))
 
 
-def path_of(eviction: Eviction) -> str:
-    """Return where the status of an Eviction is in the API."""
+def _is_final(save: pb.Save) -> bool:
+    # Ranks that have agreed on a step save at it, also if the request is withdrawn after that.
+    is_withdrawn = save.state == pb.SAVE_STATE_WITHDRAWN and not save.HasField("step")
+    return is_withdrawn or save.state in (pb.SAVE_STATE_DONE, pb.SAVE_STATE_LAPSED)
+
+
+def path_of(eviction: KubernetesEviction) -> str:
+    """Return where the status of an ``Eviction`` is in the API."""
     namespace, name = eviction.namespace, eviction.name
     return f"/apis/{API_VERSION}/namespaces/{namespace}/evictions/{name}/status"
 
 
-def answer_of(eviction: Eviction, progress: Progress, at: str) -> Manifest:
-    """Return what the watcher applies to the status of an Eviction: its own entry, and nothing else.
+def answer_of(eviction: KubernetesEviction, message: str, at: str, *, completes: bool) -> Manifest:
+    """Return what the watcher applies to the status of an ``Eviction``: its own entry, and nothing else.
 
     Args:
-        eviction: the Eviction.
-        progress: of the runs.
+        eviction: the eviction.
+        message: how far the runs have come.
         at: the time, as Kubernetes writes it.
+        completes: whether Kubernetes may evict the pod.
     """
-    entry = {"name": RESPONDER, "heartbeatTime": at, "message": progress.message}
-    if progress.is_over:
+    entry = {"name": RESPONDER, "heartbeatTime": at, "message": message}
+    if completes:
         entry["completionTime"] = at
     return {
         "apiVersion": API_VERSION,

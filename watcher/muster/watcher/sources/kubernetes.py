@@ -9,7 +9,7 @@ from typing import cast
 from muster.watcher.kubernetes.annotator import Annotator
 from muster.watcher.kubernetes.api import ConfigurationError, connect
 from muster.watcher.kubernetes.collection import Collection, Reads
-from muster.watcher.kubernetes.evictions import API_VERSION, Eviction, active, read_eviction
+from muster.watcher.kubernetes.evictions import API_VERSION, KubernetesEviction, active, read_eviction
 from muster.watcher.kubernetes.notices import Cordon, Policy, deletion, notices_of
 from muster.watcher.kubernetes.objects import Node, Pod, read_node, read_pod
 from muster.watcher.kubernetes.responder import Responder
@@ -64,7 +64,7 @@ class Kubernetes:
             Collection(api, f"/api/v1/namespaces/{namespace}/pods", by_node, read_pod, self._changed)
             for namespace in namespaces
         ]
-        self._evictions: list[Collection[Eviction]] = [
+        self._evictions: list[Collection[KubernetesEviction]] = [
             Collection(
                 api,
                 f"/apis/{API_VERSION}/namespaces/{namespace}/evictions",
@@ -74,17 +74,13 @@ class Kubernetes:
             )
             for namespace in (namespaces if evictions else ())
         ]
-        self._collections: list[Collection[Node] | Collection[Pod] | Collection[Eviction]] = [
-            self._nodes,
-            *self._pods,
-            *self._evictions,
-        ]
+        self._collections: list[Collection[Node] | Collection[Pod]] = [self._nodes, *self._pods]
 
     async def watch(self, report: Report) -> None:
         """See ``Source``."""
         self._report = report
         async with asyncio.TaskGroup() as tasks:
-            for collection in self._collections:
+            for collection in (*self._collections, *self._evictions):
                 tasks.create_task(collection.follow())
             await self._known.wait()
             if self.annotator is not None:
@@ -96,8 +92,8 @@ class Kubernetes:
         """Return the pods on this node, as far as they are known."""
         return (pod for collection in self._pods for pod in collection.objects.values())
 
-    def active_evictions(self) -> Iterable[tuple[Eviction, Notice]]:
-        """Return the evictions of pods on this node in which it is Muster's turn, each with its notice."""
+    def active_evictions(self) -> Iterable[tuple[KubernetesEviction, Notice]]:
+        """Return the evictions of pods on this node that wait for Muster, each with its notice."""
         evictions = (one for collection in self._evictions for one in collection.objects.values())
         return active(evictions, self.pods())
 

@@ -207,6 +207,8 @@ def watch(
     except ValueError as error:
         fail(str(error), Exit.USAGE)
     for option, is_given in (("--annotate", annotate), ("--evictions", evictions)):
+        if is_given and "kubernetes" not in settings.sources:
+            fail(f"{option} needs --source kubernetes.", Exit.USAGE)
         if is_given and not namespace:
             fail(f"{option} needs the namespaces of the jobs: give --namespace.", Exit.USAGE)
     logs.configure("console")

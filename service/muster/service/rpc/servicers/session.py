@@ -80,7 +80,7 @@ class Session:
         self._make_room = make_room
         self._join_turns = join_turns if join_turns is not None else JoinTurns()
         self._join_turn: JoinTurn | None = None
-        """The turn of its run; None before the Hello."""
+        """The turns of its joins; None before the Hello."""
         self._name = "a session that has not said Hello"
         self._outbox = Outbox(self._queued)
         self._patience = asyncio.timeout(None)
@@ -97,8 +97,8 @@ class Session:
     def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
         """Send a message, and its ranks to a relay. A final refusal also ends the stream."""
         message = outgoing.message
-        if type(message) in (GroupJoined, Refused):
-            self._end_join()
+        if type(message) in (GroupJoined, Refused) and self._join_turn is not None:
+            self._join_turn.end()
         if self._outbox.closed:
             return  # An earlier message ended the stream.
         if type(message) is Inspect and len(self._outbox) > self._max_unsent // 2:
@@ -108,10 +108,6 @@ class Session:
         if type(message) is Refused and message.final:
             self._status = message.refusal
             self._outbox.close()
-
-    def _end_join(self) -> None:
-        if self._join_turn is not None:
-            self._join_turn.end()
 
     def drain(self) -> None:
         """Ask the worker to connect again, and end the stream."""
@@ -173,7 +169,8 @@ class Session:
                 await self._writes.end(context.peer())
         finally:
             reader.cancel()
-            self._end_join()
+            if self._join_turn is not None:
+                self._join_turn.end_all()
             self._outbox.clear()
             self._driver.disconnect(self.id)
             ended = self._outbox.closed or ADMISSION.get().has_ended or self._writes.has_ended(context.peer())

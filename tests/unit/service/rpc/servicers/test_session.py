@@ -12,7 +12,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Outgoing
 from muster.service.rpc import codec
 from muster.service.rpc.interceptors.guard import Admission
-from muster.service.rpc.join_turns import LEAST, JoinTurns
+from muster.service.rpc.join_turns import MIN_WEIGHT, JoinTurns
 from muster.service.rpc.servicers.session import SessionServicer
 from muster.service.security.grants import Grant, Role
 from muster.v1 import session_pb2
@@ -45,7 +45,7 @@ class TestJoinsOfOneRun:
     """Those beyond ``MAX_RANKS`` wait, so that the other runs need not wait for all of them."""
 
     async def test_join_waits_for_an_earlier_join_of_its_run(self):
-        turns = JoinTurns(most=1)
+        turns = JoinTurns(max_ranks=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
             one.context.says(JOIN)
             await one.driver.hears(2)
@@ -58,7 +58,7 @@ class TestJoinsOfOneRun:
             assert [type(event) for event in other.driver.events] == [Hello, JoinGroup, Arrive]
 
     async def test_refused_join_ends_its_turn(self):
-        turns = JoinTurns(most=1)
+        turns = JoinTurns(max_ranks=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
             one.context.says(JOIN)
             await one.driver.hears(2)
@@ -67,7 +67,7 @@ class TestJoinsOfOneRun:
             await other.driver.hears(2)
 
     async def test_ended_stream_gives_its_turn_back(self):
-        turns = JoinTurns(most=1)
+        turns = JoinTurns(max_ranks=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
             one.context.says(JOIN)
             await one.driver.hears(2)
@@ -81,7 +81,7 @@ class TestJoinsOfOneRun:
 
     async def test_join_that_waits_for_its_turn_does_not_keep_its_bytes(self):
         """Many wait at once, and each list of participants may have 200 KB."""
-        turns = JoinTurns(most=1)
+        turns = JoinTurns(max_ranks=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
             one.context.says(JOIN)
             await one.driver.hears(2)
@@ -93,7 +93,7 @@ class TestJoinsOfOneRun:
             assert sys.getrefcount(data) == users
 
     async def test_large_join_waits_for_the_small_ones_before_it(self):
-        turns = JoinTurns(most=2 * LEAST)
+        turns = JoinTurns(max_ranks=2 * MIN_WEIGHT)
         async with (
             stream(join_turns=turns) as one,
             stream(join_turns=turns) as other,
@@ -102,7 +102,7 @@ class TestJoinsOfOneRun:
             for small in (one, other):
                 small.context.says(JOIN)
                 await small.driver.hears(2)
-            large.context.says(join_of(3 * LEAST))
+            large.context.says(join_of(3 * MIN_WEIGHT))
             one.deliver(GroupJoined("ckpt", ()))
             await settle()
             assert len(large.driver.events) == 1, "another small one is still open"
@@ -110,9 +110,9 @@ class TestJoinsOfOneRun:
             await large.driver.hears(2)
 
     async def test_small_join_waits_for_a_large_one(self):
-        turns = JoinTurns(most=2 * LEAST)
+        turns = JoinTurns(max_ranks=2 * MIN_WEIGHT)
         async with stream(join_turns=turns) as large, stream(join_turns=turns) as small:
-            large.context.says(join_of(3 * LEAST))
+            large.context.says(join_of(3 * MIN_WEIGHT))
             await large.driver.hears(2)
             small.context.says(JOIN)
             await settle()
@@ -120,25 +120,30 @@ class TestJoinsOfOneRun:
             large.deliver(GroupJoined("ckpt", ()))
             await small.driver.hears(2)
 
-    async def test_stream_that_ends_while_it_waits_gives_back_what_it_has(self):
-        turns = JoinTurns(most=2 * LEAST)
+    async def test_join_that_was_cancelled_leaves_the_queue(self):
+        turns = JoinTurns(max_ranks=2 * MIN_WEIGHT)
         async with stream(join_turns=turns) as one, stream(join_turns=turns) as other:
             one.context.says(JOIN)
             await one.driver.hears(2)
             async with stream(join_turns=turns) as large:
-                large.context.says(join_of(3 * LEAST))
+                large.context.says(join_of(3 * MIN_WEIGHT))
                 await settle()
-            other.context.says(join_of(LEAST))
+            other.context.says(join_of(MIN_WEIGHT))
             await other.driver.hears(2)
 
-    async def test_stream_joins_several_groups_before_the_first_answer(self):
-        async with stream(join_turns=JoinTurns(most=1)) as one:
+    async def test_second_join_of_a_stream_waits_for_the_answer_to_the_first(self):
+        """A relay may join with few ranks at first, and then with many."""
+        async with stream(join_turns=JoinTurns(max_ranks=MIN_WEIGHT)) as one:
             one.context.says(JOIN)
-            one.context.says(JOIN)
+            one.context.says(join_of(MIN_WEIGHT))
+            await one.driver.hears(2)
+            await settle()
+            assert len(one.driver.events) == 2
+            one.deliver(GroupJoined("ckpt", ()))
             await one.driver.hears(3)
 
     async def test_join_of_another_run_does_not_wait(self):
-        turns = JoinTurns(most=1)
+        turns = JoinTurns(max_ranks=1)
         async with stream(join_turns=turns) as one, stream(join_turns=turns, run_id="job2") as other:
             one.context.says(JOIN)
             await one.driver.hears(2)

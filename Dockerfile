@@ -1,7 +1,7 @@
 # The image of the coordinator:  docker build -t REGISTRY/muster-coordinator:0.2.0.dev0 .
 # tests/integration/operation/test_image.py runs these same steps without Docker. Before a release, `make pin-base` writes the
-# digest of the base image into the next line.
-ARG PYTHON=python:3.11.14-slim-bookworm
+# present digest of the base image into the next line. The one here is of the index for all architectures.
+ARG PYTHON=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 
 FROM ${PYTHON} AS build
 WORKDIR /src

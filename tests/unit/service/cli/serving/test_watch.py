@@ -41,12 +41,13 @@ def test_what_is_given_is_done(told: list[WatcherSettings]):
         *("watch", "--source", "kubernetes", "--source", "aws", "--source", "aws", "-e", "a:1, b:1,a:1"),
         *("--node", "node-7", "--http", "127.0.0.1:9", "--namespace", "team-a", "--namespace", "team-b"),
         *("--pod-selector", "app=train", "--cordon", "stop", "--taint", "example.org/leaving"),
-        *("--kubeconfig", "/etc/k", "--metadata-url", "http://127.0.0.1:1"),
+        *("--kubeconfig", "/etc/k", "--metadata-url", "http://127.0.0.1:1", "--evictions"),
     )
     assert (result.exit_code, result.stderr) == (0, "")
     (settings,) = told
     options = settings.options
     assert (settings.endpoint, settings.sources) == ("a:1,b:1", ["kubernetes", "aws"])
+    assert (settings.evictions, settings.annotate) == (True, False)
     assert str(settings.http) == "127.0.0.1:9"
     assert (options.node_name, options.namespaces) == ("node-7", ["team-a", "team-b"])
     assert (options.pod_selector, options.cordon, options.taints) == (
@@ -87,6 +88,12 @@ def test_node_has_the_name_that_its_scheduler_gives_it(told: list[WatcherSetting
         ((*GOOD, "--endpoint=a"), "host:port"),
         ((*GOOD, "--http=9"), "HOST:PORT"),
         ((*GOOD, "--cordon=panic"), "panic"),
+        ((*GOOD, "--annotate"), "--annotate needs the namespaces"),
+        ((*GOOD, "--evictions"), "--evictions needs the namespaces"),
+        (
+            ("watch", "--source=aws", "--endpoint=a:1", "--evictions", "--namespace=a"),
+            "--evictions needs --source kubernetes",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused(told: list[WatcherSettings], arguments: tuple[str, ...], words: str):

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from muster.serving.budget import SMALL
 from muster.serving.queued import Queued
 
 Take = Callable[[], bytes | None]
@@ -17,12 +18,12 @@ class Outbox:
         queued: counts the messages of several outboxes; None: this one counts for itself.
     """
 
-    __slots__ = ("_fewer", "_queued", "_waiting", "_wake", "bytes", "closed", "is_writing")
+    __slots__ = ("_fewer", "_queued", "_wake", "bytes", "closed", "is_writing", "waiting")
 
     def __init__(self, queued: Queued | None = None) -> None:
         self._queued = queued if queued is not None else Queued()
-        self._waiting: deque[tuple[bytes, bytes]] = deque()
-        """The part of each message that other outboxes may share, and the part that follows it here."""
+        self.waiting: deque[tuple[bytes, bytes, int]] = deque()
+        """For each message: the part that other outboxes may share, the part that follows, and its size."""
         self.bytes = 0
         """Bytes of the messages that wait."""
         self.closed = False
@@ -34,7 +35,7 @@ class Outbox:
         """Set when fewer messages wait; None before anything has waited for that."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def put(self, data: bytes, own: bytes = b"") -> None:
         """Add a message; a closed outbox drops it.
@@ -44,18 +45,21 @@ class Outbox:
             own: the part that follows it here.
         """
         if not self.closed:
-            self._waiting.append((data, own))
-            self.bytes += len(data) + len(own)
-            self._queued.add(data)
+            size = len(data) + len(own)
+            self.waiting.append((data, own, size))
+            self.bytes += size
+            if size > SMALL:
+                self._queued.add(data)
             self._notify()
 
     def take(self) -> bytes | None:
         """Remove and return the next message; None if none waits."""
-        if not self._waiting:
+        if not self.waiting:
             return None
-        data, own = self._waiting.popleft()
-        self.bytes -= len(data) + len(own)
-        self._queued.remove(data)
+        data, own, size = self.waiting.popleft()
+        self.bytes -= size
+        if size > SMALL:
+            self._queued.remove(data)
         self.is_writing = True
         if self._fewer is not None:
             self._fewer.set()
@@ -70,16 +74,16 @@ class Outbox:
 
     def clear(self) -> None:
         """Drop all messages that wait."""
-        for data, _ in self._waiting:
+        for data, _, _ in self.waiting:
             self._queued.remove(data)
-        self._waiting.clear()
+        self.waiting.clear()
         self.bytes = 0
         if self._fewer is not None:
             self._fewer.set()
 
     async def room(self, limit: int) -> None:
         """Wait until fewer than ``limit`` messages wait, or until the outbox is closed."""
-        while len(self._waiting) >= limit and not self.closed:
+        while len(self.waiting) >= limit and not self.closed:
             self._fewer = self._fewer or asyncio.Event()
             self._fewer.clear()
             await self._fewer.wait()
@@ -94,13 +98,10 @@ class Outbox:
         Args:
             write: takes and writes the next message, given its size. A message counts until it is taken.
         """
-        loop, waiting = asyncio.get_running_loop(), self._waiting
+        loop, waiting = asyncio.get_running_loop(), self.waiting
         while True:
             while waiting:
-                data, own = waiting[0]
-                size = len(data) + len(own)
-                del data, own  # Only the outbox refers to them: a message is freed once it is written.
-                await write(size, self.take)
+                await write(waiting[0][2], self.take)
                 self.is_writing = False
             if self.closed:
                 return

@@ -24,7 +24,8 @@ MAX_FIELDS = 4
 """Number of fields of a ``JoinGroup``."""
 _VARINT, _LENGTH_DELIMITED = 0, 2
 """Wire types of protobuf."""
-_JOIN_GROUP = session_pb2.ConnectRequest.JOIN_GROUP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+JOIN_GROUP = bytes((session_pb2.ConnectRequest.JOIN_GROUP_FIELD_NUMBER << 3 | _LENGTH_DELIMITED,))
+"""The first byte of a ``ConnectRequest`` with a ``JoinGroup``."""
 _PARTICIPANTS = session_pb2.JoinGroup.PARTICIPANTS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 
 
@@ -85,7 +86,7 @@ def split_join(data: bytes) -> tuple[bytes, bytes] | None:
         The bytes of two ``JoinGroup`` messages that together are the one in ``data``. None: it is another
         message, or has an unusual encoding, so that protobuf must decode it.
     """
-    if not MIN_BYTES <= len(data) <= MAX_BYTES or data[0] != _JOIN_GROUP:
+    if not MIN_BYTES <= len(data) <= MAX_BYTES or data[:1] != JOIN_GROUP:
         return None
     try:
         length, begin = _varint(data, 1)

@@ -24,7 +24,7 @@ from muster.service.core.vocabulary.effects import (
 )
 from muster.service.core.vocabulary.model import Closed, Decision, SessionId
 from muster.service.core.vocabulary.refusal import Reason, Refusal
-from muster.service.rank_lists import RANK_LISTS, split_join
+from muster.service.rank_lists import JOIN_GROUP, RANK_LISTS, split_join
 from muster.service.rpc import errors
 from muster.service.version import VERSION
 from muster.service.wire import (
@@ -56,8 +56,10 @@ def parse_session_message(session: SessionId, data: bytes) -> events.Event | Ins
         Refusal: the message is not of this protocol or of another version.
     """
     try:
-        if (parts := split_join(data)) is not None and (large := _large_join(session, *parts)) is not None:
-            return large
+        if data[:1] == JOIN_GROUP and (parts := split_join(data)) is not None:
+            large = _large_join(session, *parts)
+            if large is not None:
+                return large
         request = session_pb2.ConnectRequest.FromString(data)
     except DecodeError as error:
         raise Refusal(
@@ -132,7 +134,8 @@ def at_most(field: str, values: Collection[T], most: int = MAX_ENTRIES) -> tuple
     Raises:
         Refusal: as :func:`check_count`.
     """
-    check_count(field, values, most)
+    if len(values) > most:
+        raise _too_many(field, values, most)
     return tuple(values)
 
 
@@ -143,11 +146,15 @@ def check_count(field: str, values: Sized, most: int = MAX_ENTRIES) -> None:
         Refusal: INVALID_ARGUMENT: it has more entries than any message needs.
     """
     if len(values) > most:
-        raise Refusal(
-            Reason.INVALID_ARGUMENT,
-            f"{field} = {len(values):,} entries: a message may have {most:,}.",
-            field=field,
-        )
+        raise _too_many(field, values, most)
+
+
+def _too_many(field: str, values: Sized, most: int) -> Refusal:
+    return Refusal(
+        Reason.INVALID_ARGUMENT,
+        f"{field} = {len(values):,} entries: a message may have {most:,}.",
+        field=field,
+    )
 
 
 def join_rendezvous(session: SessionId, request: rendezvous_pb2.JoinRequest) -> events.JoinRendezvous:

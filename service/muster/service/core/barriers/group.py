@@ -217,7 +217,7 @@ class Group(Positions):
                 begin = sequence, owner.shape, timeout, progress_after, now.monotonic
                 self.open = OpenBarrier.begin(*begin)
                 self._timers.arm(self, self.open.due)
-            since = now.monotonic - elapsed(waited, timeout)
+            since = now.monotonic - elapsed(waited, timeout) if waited else now.monotonic
             more = self.open.add(process, arrival, since, timeout, now.monotonic)
             if more:
                 self._history.count_bytes(more)

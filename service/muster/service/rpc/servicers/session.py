@@ -128,7 +128,7 @@ class Session:
                 written.
         """
         outbox = self._outbox
-        waiting = len(outbox)
+        waiting = len(outbox.waiting)
         if waiting >= self._max_unsent:
             self.cut_off(f"{self._max_unsent} messages")
         elif waiting and outbox.bytes + len(data) + len(own) > self._max_unsent_bytes:

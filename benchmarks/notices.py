@@ -30,6 +30,7 @@ from lab.processes.torchrun import torchrun
 from lab.processes.watcher import Watcher
 from lab.watching import kubernetes_api
 from lab.watching.metadata import FakeAws, FakeAzure, FakeGoogle
+from muster.watcher.kubernetes.evictions import RESPONDER
 
 PROGRAM = Path(__file__).parents[1] / "lab" / "noticed.py"
 NODES = ("node-1", "node-2", "node-3", "node-4")
@@ -87,6 +88,27 @@ def kubernetes() -> Iterator[Bench]:
             (f"--kubeconfig={config}",),
             taint,
             lambda: api.edit("nodes", LOST, spec={"taints": []}),
+        )
+
+
+@contextmanager
+def evictions() -> Iterator[Bench]:
+    """An EvictionRequest for the pod with the ranks of the node."""
+    with kubernetes_api.running() as api, tempfile.TemporaryDirectory() as folder:
+        api.put("nodes", kubernetes_api.node(LOST))
+        config = Path(folder) / "kubeconfig"
+        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+
+        def request(_: int) -> None:
+            api.put("evictions", kubernetes_api.eviction("train", RESPONDER))
+
+        api.put("pods", kubernetes_api.pod("train", LOST))
+        yield Bench(
+            "evictions",
+            ("kubernetes",),
+            (f"--kubeconfig={config}", "--namespace=team-a", "--evictions"),
+            request,
+            lambda: api.delete("evictions", "evict-train", "team-a"),
         )
 
 
@@ -155,7 +177,14 @@ def slurm() -> Iterator[Bench]:
         )
 
 
-SOURCES = {"kubernetes": kubernetes, "aws": aws, "google": google, "azure": azure, "slurm": slurm}
+SOURCES = {
+    "kubernetes": kubernetes,
+    "evictions": evictions,
+    "aws": aws,
+    "google": google,
+    "azure": azure,
+    "slurm": slurm,
+}
 
 
 def main() -> None:
@@ -232,12 +261,14 @@ def noticed(
     (agreed,) = {number for number, _ in saved}
     steps = lines(own, "step")
     asked_at = datetime.fromisoformat(coordinator.logged("save.asked")[-1]["timestamp"]).timestamp()
+    after = sum(number > agreed for number, _ in steps)
+    assert after == 0, f"{after} steps were trained after step {agreed}"
     before, asked = (max(number for number, when in steps if when <= since) for since in (at, asked_at))
     return Found(
         seconds=max(when for _, when in saved) - at,
         between=agreed - before,
         asked=agreed - asked,
-        after=sum(number > agreed for number, _ in steps),
+        after=after,
     )
 
 

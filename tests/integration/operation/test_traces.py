@@ -13,8 +13,10 @@ from lab.patience import PATIENCE
 from lab.processes.command import job, output
 from lab.processes.coordinator import Coordinator, free_port
 from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
-from muster.client.trace_ids import barrier_trace, trace_text
+from muster.client.trace_ids import barrier_trace, round_trace, trace_text
 from muster.client.tracing import ENDPOINT
+from muster.worker.node.dialogue import NodeConfig
+from muster.worker.node.membership import NodeMembership
 
 
 def traced(folder: Path, endpoint: str) -> Coordinator:
@@ -38,6 +40,30 @@ def test_receiver_gets_the_spans_of_a_start_and_a_barrier(tmp_path: Path):
     assert span.start_time_unix_nano <= span.events[0].time_unix_nano <= span.end_time_unix_nano
     decided, committed = (event.time_unix_nano for event in span.events[1:])
     assert decided <= committed <= span.end_time_unix_nano
+
+
+def test_receiver_gets_the_span_of_a_rendezvous_round(tmp_path: Path):
+    with receiver() as received, traced(tmp_path, received.endpoint) as coordinator:
+        config = NodeConfig(
+            endpoint=coordinator.endpoint,
+            run_id="job1",
+            address="node-0",
+            min_nodes=1,
+            max_nodes=1,
+            join_timeout=30,
+            last_call_timeout=1,
+            keep_alive_timeout=10,
+            connect_timeout=30,
+            call_timeout=5,
+        )
+        node = NodeMembership(config)
+        node.join()
+        node.leave("the test is over")
+        spans = received.await_spans(lambda found: any(one.name == "rendezvous round" for _, one in found))
+    (span,) = (one for _, one in spans if one.name == "rendezvous round")
+    assert span.trace_id == round_trace("job1", 0).to_bytes(16, "big")
+    assert attributes(span)["muster.run"] == "job1"
+    assert span.start_time_unix_nano <= span.end_time_unix_nano
 
 
 def test_restart_is_a_start_span_with_a_higher_epoch(tmp_path: Path):

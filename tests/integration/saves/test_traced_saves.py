@@ -13,6 +13,7 @@ import pytest
 from lab.otlp_receiver import attributes, receiver
 from lab.patience import PATIENCE
 from lab.processes.coordinator import Coordinator, free_port
+from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
 from muster.client.trace_ids import barrier_trace
 from muster.client.tracing import ENDPOINT
 
@@ -79,5 +80,7 @@ def test_spans_of_all_ranks_and_the_coordinator_meet_in_the_saves_trace(tmp_path
 def test_saves_and_exit_are_the_same_when_nobody_takes_traces(tmp_path: Path, blocks: bool):
     with receiver(blocks=True) as received, Coordinator(tmp_path) as coordinator:
         endpoint = received.endpoint if blocks else f"http://127.0.0.1:{free_port()}"
-        train(tmp_path, coordinator, {ENDPOINT: endpoint})
+        slowest_exit = train(tmp_path, coordinator, {ENDPOINT: endpoint})
+        # OpenTelemetry itself would wait for 10 s and more.
+        assert slowest_exit < FLUSH_SECONDS + CANCEL_SECONDS + 6
         assert received.called.is_set() == blocks

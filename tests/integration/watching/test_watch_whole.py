@@ -11,9 +11,10 @@ from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
 from lab.watching import kubernetes_api
-from lab.watching.kubernetes_api import Asked, KubernetesApi, disruption, node, pod
+from lab.watching.kubernetes_api import Asked, KubernetesApi, answer_in, disruption, eviction, node, pod
 from muster.service.security.grants import Role
 from muster.v1 import run_pb2, run_pb2_grpc
+from muster.watcher.kubernetes.evictions import RESPONDER
 from muster.worker import GrpcBarrier, WriteReport
 from tests.support.deploy import rules
 from tests.support.deploy.helm import Helm, Release, values_of
@@ -60,7 +61,9 @@ def watcher(tmp_path: Path, api: KubernetesApi, coordinator: Coordinator, releas
     config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
     (container,) = release.one("DaemonSet")["spec"]["template"]["spec"]["containers"]
     flags = [
-        one for one in container["args"] if one.startswith(("--namespace", "--pod", "--cordon", "--ann"))
+        one
+        for one in container["args"]
+        if one.startswith(("--namespace", "--pod", "--cordon", "--ann", "--evic"))
     ]
     return Watcher(
         tmp_path,
@@ -118,6 +121,21 @@ def test_runs_on_the_node_are_asked_once_and_jobs_are_annotated(
         until(lambda: watcher.metric('muster_watcher_requests_total{result="answered"}') == 2)
         assert run_of(coordinator, RUN).save.number == 1
     assert "Traceback" not in watcher.log
+
+
+def test_eviction_is_answered_with_the_rights_that_the_chart_gives(
+    api: KubernetesApi, coordinator: Coordinator, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+):
+    training = rank(coordinator, RUN, "node-1", monkeypatch)
+    assert training is not None
+    api.put("evictions", eviction("train-0", RESPONDER))
+    with watcher:
+        api.wait_for(lambda: "heartbeatTime" in answer_in(api, "evict-train-0"), PATIENCE)
+        assert answer_in(api, "evict-train-0")["message"] == f"run {RUN}: its ranks agree on a step"
+        save = run_of(coordinator, RUN).save
+        assert save.stop
+        assert save.reason.startswith("pod team-a/train-0: its eviction is requested by example.org")
+    assert "forbidden" not in watcher.log
 
 
 def test_watcher_of_another_node_is_refused(

@@ -19,7 +19,7 @@ from muster.service.cli.client.coordinator_client import CallError
 from muster.service.cli.failure import Exit
 from muster.service.core import views
 from muster.service.core.vocabulary.effects import Evicted, Message, Refused, SaveRequested
-from muster.service.core.vocabulary.events import DrainNode, Event, EvictNode, RequestSave
+from muster.service.core.vocabulary.events import CancelSave, DrainNode, Event, EvictNode, RequestSave
 from muster.service.core.vocabulary.model import Decision, NodeStanding, Outcome
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.wire import nodes_to_pb, rendezvous_to_pb, run_to_pb, save_to_pb
@@ -380,6 +380,10 @@ class ReplaceWorld(RendezvousWorld):
                 )
                 self.do(drain)
                 self.crash_next = None  # One that changes nothing has nothing to be killed at.
+
+    def withdraw(self) -> None:
+        """An operator withdraws the save that is pending, if one is."""
+        self.do(CancelSave(self.new_session(), RUN, "the node stays"))
 
     # ------------------------------------------------------------------ replacements
 

@@ -114,6 +114,16 @@ def replaced(node: Node) -> Refusal:
     return Refusal(Reason.SESSION_REPLACED, f"node {node} has joined on another stream; this one is over.")
 
 
+def settings_of_earlier(run_id: str, node: Node, ask: JoinRendezvous) -> Refusal:
+    """Return the refusal for a node with a place that wants another number of nodes than an earlier one."""
+    return Refusal(
+        Reason.SETTINGS_DIFFER,
+        f"node {node} asks for {report.nodes_wanted(node.settings)}, and node "
+        f"{report.node_name(ask.node)} of run {run_id}, which asked earlier, for "
+        f"{report.nodes_wanted(ask.settings)}. Start every node with the same --nnodes.",
+    )
+
+
 def settings_differ(ask: JoinRendezvous, agreed: RendezvousSettings, others: list[Node]) -> Refusal:
     """Return the refusal for a node that wants another number of nodes than those with a place."""
     text = (

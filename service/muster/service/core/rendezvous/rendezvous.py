@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from muster.service.core.elapsed import elapsed
 from muster.service.core.membership.outage import Outages
 from muster.service.core.rendezvous import refusals, reports
+from muster.service.core.rendezvous.agreement import nodes_that_disagree
 from muster.service.core.rendezvous.evictions import Evictions
 from muster.service.core.rendezvous.losses import Losses
 from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
@@ -163,22 +164,21 @@ class Rendezvous:
                 effects.send(ask.session, self._count_message(*self._announced))
             self._advance(now, effects)
             return node
-        # A node with a lost stream may come back within its keep-alive timeout, so its settings still count.
-        alone, agreed = all(other is node for other in self), self.settings
-        if not alone and agreed is not None and agreed.size != ask.settings.size:
-            raise refusals.settings_differ(ask, agreed, [other for other in self if other is not node])
+        joined_at = now.monotonic - elapsed(ask.waited, ask.settings.join_timeout)
+        others = [other for other in self if other is not node]
+        for other in nodes_that_disagree(ask, joined_at, others, self.settings, complete=self.complete):
+            self._refuse(other, refusals.settings_of_earlier(self.run_id, other, ask), effects)
+            self._record_departure(other, "it asked for other settings", now.monotonic, effects)
+        if all(other is node for other in self):
+            self.settings = ask.settings
         if node is None:
             node = Node(ask.node, ask.attempt, ask.settings, ask.session, now.monotonic, 0.0, 0)
         else:
             self._vacate(node, effects)
             self._move_to(ask, node, now, effects)
             node.info, node.attempt = ask.node, ask.attempt
-        if alone:
-            self.settings = ask.settings
         self._arrivals += 1
-        node.arrival = self._arrivals
-        node.settings = ask.settings
-        node.joined_at = now.monotonic - elapsed(ask.waited, ask.settings.join_timeout)
+        node.arrival, node.settings, node.joined_at = self._arrivals, ask.settings, joined_at
         self._place(node)
         self._send_place(node, effects)
         self._timers.arm(self, node.joined_at + ask.settings.join_timeout)

@@ -52,10 +52,15 @@ def test_job_outlives_notices_for_some_or_all_of_its_nodes_at_any_moment(seed: i
 
 
 def announce(world: ReplaceWorld) -> None:
-    """Let notices come, for a node or for all, in the midst of saves, kills, rounds and failovers."""
+    """Let notices come, for a node or for all, in the midst of saves, kills, rounds and failovers.
+
+    Some saves are withdrawn.
+    """
     chance = world.chance
     for _ in range(chance.choice([1, 1, 2, 3])):
         world.later(chance.uniform(0.0, 3.0), partial(notice, world, stop=chance.random() < 0.3))
+    if chance.random() < 0.3:
+        world.later(chance.uniform(0.0, 3.0), world.withdraw)
     kind = chance.choice(["nothing", "kill", "crash", "away"])
     if kind == "crash":
         world.later(chance.uniform(0.0, 3.0), world.crash)

@@ -244,7 +244,7 @@ def test_while_the_coordinator_is_away_who_waits_is_told_and_it_is_asked_on(job:
     assert sorted(job.all_save(1, ["ab", "ab"])) == ["a", "b"]
 
 
-def test_what_is_begun_meanwhile_is_something_else_whatever_it_is(job: Job):
+def test_save_that_begins_while_another_is_planned_is_another_save(job: Job):
     """The plan before may be over by then, and rank 0 has another one."""
     job.all_save(0, ["ab", "ab"])
     job.members[1].sibling(PLAN).raises = {3: [AWAY]}

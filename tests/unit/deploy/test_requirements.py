@@ -74,3 +74,11 @@ def test_everything_is_installed_with_its_hashes():
 def test_base_image_is_pinned_by_its_digest():
     (base,) = re.findall(r"(?m)^ARG PYTHON=(\S+)$", (ROOT / "Dockerfile").read_text())
     assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base)
+
+
+def test_coordinator_needs_a_grpcio_that_refuses_a_message_by_its_header():
+    """docs/security.md names the version: an older one reads a message that is too large."""
+    service = map(Requirement, PROJECT["project"]["optional-dependencies"]["service"])
+    (grpcio,) = (one for one in service if one.name == "grpcio")
+    assert "1.84.0" in grpcio.specifier
+    assert "1.83.9" not in grpcio.specifier

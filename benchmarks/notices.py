@@ -70,12 +70,19 @@ class Found:
 
 
 @contextmanager
-def kubernetes() -> Iterator[Bench]:
-    """A taint of the cluster autoscaler."""
+def cluster() -> Iterator[tuple[kubernetes_api.KubernetesApi, str]]:
+    """An API server with the node, and the watcher's argument that leads to it."""
     with kubernetes_api.running() as api, tempfile.TemporaryDirectory() as folder:
         api.put("nodes", kubernetes_api.node(LOST))
         config = Path(folder) / "kubeconfig"
         config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+        yield api, f"--kubeconfig={config}"
+
+
+@contextmanager
+def kubernetes() -> Iterator[Bench]:
+    """A taint of the cluster autoscaler."""
+    with cluster() as (api, kubeconfig):
 
         def taint(repeat: int) -> None:
             key, value = "ToBeDeletedByClusterAutoscaler", str(repeat)
@@ -85,7 +92,7 @@ def kubernetes() -> Iterator[Bench]:
         yield Bench(
             "kubernetes",
             ("kubernetes",),
-            (f"--kubeconfig={config}",),
+            (kubeconfig,),
             taint,
             lambda: api.edit("nodes", LOST, spec={"taints": []}),
         )
@@ -94,10 +101,7 @@ def kubernetes() -> Iterator[Bench]:
 @contextmanager
 def evictions() -> Iterator[Bench]:
     """An EvictionRequest for the pod with the ranks of the node."""
-    with kubernetes_api.running() as api, tempfile.TemporaryDirectory() as folder:
-        api.put("nodes", kubernetes_api.node(LOST))
-        config = Path(folder) / "kubeconfig"
-        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+    with cluster() as (api, kubeconfig):
 
         def request(_: int) -> None:
             api.put("evictions", kubernetes_api.eviction("train", RESPONDER))
@@ -106,7 +110,7 @@ def evictions() -> Iterator[Bench]:
         yield Bench(
             "evictions",
             ("kubernetes",),
-            (f"--kubeconfig={config}", "--namespace=team-a", "--evictions"),
+            (kubeconfig, "--namespace=team-a", "--evictions"),
             request,
             lambda: api.delete("evictions", "evict-train", "team-a"),
         )

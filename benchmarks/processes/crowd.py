@@ -1,7 +1,7 @@
 """Runs on streams of eight ranks, each with a barrier a second: `PORT NUMBER RUNS RANKS SECONDS`.
 
 It prints `joined` when all runs have joined. At the end it prints two figures of each decision, as JSON: when
-its last arrival was sent, in seconds on CLOCK_MONOTONIC, and how many milliseconds the decision took then.
+its last arrival was sent, in seconds on CLOCK_MONOTONIC, and how many milliseconds later the decision came.
 """
 
 import asyncio

@@ -15,8 +15,8 @@ from lab.processes.coordinator import Coordinator, free_port
 from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
 from muster.client.trace_ids import barrier_trace, round_trace, trace_text
 from muster.client.tracing import ENDPOINT
-from muster.worker.node.dialogue import NodeConfig
 from muster.worker.node.membership import NodeMembership
+from tests.support.node_config import node_config
 
 
 def traced(folder: Path, endpoint: str) -> Coordinator:
@@ -44,19 +44,7 @@ def test_receiver_gets_the_spans_of_a_start_and_a_barrier(tmp_path: Path):
 
 def test_receiver_gets_the_span_of_a_rendezvous_round(tmp_path: Path):
     with receiver() as received, traced(tmp_path, received.endpoint) as coordinator:
-        config = NodeConfig(
-            endpoint=coordinator.endpoint,
-            run_id="job1",
-            address="node-0",
-            min_nodes=1,
-            max_nodes=1,
-            join_timeout=30,
-            last_call_timeout=1,
-            keep_alive_timeout=10,
-            connect_timeout=30,
-            call_timeout=5,
-        )
-        node = NodeMembership(config)
+        node = NodeMembership(node_config(coordinator.endpoint, "job1"))
         node.join()
         node.leave("the test is over")
         spans = received.await_spans(lambda found: any(one.name == "rendezvous round" for _, one in found))

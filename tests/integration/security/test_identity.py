@@ -25,9 +25,10 @@ from muster.service.cli.main import app
 from muster.v1 import run_pb2, run_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError
 from muster.worker.decision import Decision
-from muster.worker.node.membership import NodeConfig, NodeMembership
+from muster.worker.node.membership import NodeMembership
 from muster.worker.transport import channel
 from tests.support.issuer import URL, Issuer, forged, key, public_pem
+from tests.support.node_config import node_config
 from tests.support.rich_status import reason_of
 
 ISSUER = Issuer()
@@ -90,21 +91,6 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def barrier(endpoint: str, run_id: str = "team-a-1", rank: int = 0, world_size: int = 1) -> GrpcBarrier:
     return GrpcBarrier(rank, world_size, "p", endpoint, 60, 60, run_id=run_id, generation=0)
-
-
-def node(endpoint: str, run_id: str) -> NodeConfig:
-    return NodeConfig(
-        endpoint=endpoint,
-        run_id=run_id,
-        address="h",
-        min_nodes=1,
-        max_nodes=1,
-        join_timeout=30,
-        last_call_timeout=1,
-        keep_alive_timeout=10,
-        connect_timeout=30,
-        call_timeout=5,
-    )
 
 
 def put(file: Path, token: str) -> None:
@@ -201,7 +187,7 @@ def test_caller_without_access_changes_nothing_and_is_logged(
     for user in (
         lambda: barrier(guarded.endpoint, run_id),
         lambda: CoordinatorStore(guarded.endpoint, run_id).set("key", "value"),
-        lambda: NodeMembership(node(guarded.endpoint, run_id)).join(),
+        lambda: NodeMembership(node_config(guarded.endpoint, run_id)).join(),
     ):
         with pytest.raises(RefusedError) as caught:
             user()
@@ -261,7 +247,7 @@ def test_a_token_is_rotated_and_the_old_one_expires_while_a_barrier_waits(
         first, second = (barrier(coordinator.endpoint, rank=rank, world_size=2) for rank in range(2))
         store = CoordinatorStore(coordinator.endpoint, "team-a-1")
         store.num_keys()
-        placed = NodeMembership(node(coordinator.endpoint, "team-a-placed"))
+        placed = NodeMembership(node_config(coordinator.endpoint, "team-a-placed"))
         placed.join()
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         for wait in (first.vote, lambda: store.get("later")):

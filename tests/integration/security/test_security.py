@@ -37,8 +37,9 @@ from muster.v1 import (
 )
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError
 from muster.worker.decision import Decision
-from muster.worker.node.membership import NodeConfig, NodeMembership, Place
+from muster.worker.node.membership import NodeMembership, Place
 from muster.worker.transport import channel
+from tests.support.node_config import node_config
 from tests.support.rich_status import reason_of
 from tests.support.tokens import ANOTHER, ROTATED, SECRETS, arrive_alone, bearing, tokens
 
@@ -213,21 +214,6 @@ def barrier(endpoint: str, run_id: str = "a-sdk", rank: int = 0, world_size: int
     return GrpcBarrier(rank, world_size, "p", endpoint, 20, 20, run_id=run_id, generation=0)
 
 
-def node(endpoint: str, run_id: str = "a-sdk", nodes: int = 1) -> NodeConfig:
-    return NodeConfig(
-        endpoint=endpoint,
-        run_id=run_id,
-        address="h",
-        min_nodes=nodes,
-        max_nodes=nodes,
-        join_timeout=30,
-        last_call_timeout=1,
-        keep_alive_timeout=10,
-        connect_timeout=30,
-        call_timeout=5,
-    )
-
-
 def test_sdk_and_command_show_their_token(guarded: Coordinator, environ: pytest.MonkeyPatch, tmp_path: Path):
     environ.setenv("MUSTER_TOKEN", SECRETS[Role.WORKER])
     barrier(guarded.endpoint).execute_barrier()
@@ -260,7 +246,7 @@ def test_caller_without_access_is_refused_at_once(
     users: list[Callable[[], object]] = [
         lambda: barrier(guarded.endpoint, run_id),
         lambda: CoordinatorStore(guarded.endpoint, run_id).num_keys(),
-        lambda: NodeMembership(node(guarded.endpoint, run_id)).join(),
+        lambda: NodeMembership(node_config(guarded.endpoint, run_id)).join(),
     ]
     for user in users:
         with pytest.raises(RefusedError) as caught:
@@ -342,10 +328,10 @@ def test_a_token_is_rotated_while_a_barrier_waits(tmp_path: Path, environ: pytes
         store = CoordinatorStore(coordinator.endpoint, "a-sdk")
         store.num_keys()
         # One node has a place in a round, and one waits for another to come.
-        placed = NodeMembership(node(coordinator.endpoint, "a-placed"))
+        placed = NodeMembership(node_config(coordinator.endpoint, "a-placed"))
         placed.join()
         waiting, partner = (
-            NodeMembership(node(coordinator.endpoint, "a-waiting", nodes=2)) for _ in range(2)
+            NodeMembership(node_config(coordinator.endpoint, "a-waiting", nodes=2)) for _ in range(2)
         )
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         for wait in (first.vote, lambda: store.get("later"), waiting.join):

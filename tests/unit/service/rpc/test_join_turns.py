@@ -13,7 +13,7 @@ async def test_join_that_is_cancelled_after_its_grant_gives_its_ranks_back():
     await first.begin(1)
     waiting = asyncio.create_task(second.begin(1))
     await asyncio.sleep(0)
-    first.end()  # It grants the second join, whose task has not run since.
+    first.end()  # It grants the second join. The task of that join has not run yet.
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

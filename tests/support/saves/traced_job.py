@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -18,4 +17,3 @@ for step in (1, 2):
     print("saved", step, checkpointer.finalize(blocking=True), flush=True)
 checkpointer.close()
 dist.destroy_process_group()
-print("ends", time.time(), flush=True)

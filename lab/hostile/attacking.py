@@ -1,8 +1,8 @@
-"""One hostile client as a process: ``python -m …attacking NAME SOURCE TARGET ANSWERS BEGIN``.
+"""One hostile client as a process: ``python -m …attacking NAME SOURCE TARGET ANSWERS BEGIN POLICY``.
 
-NAME is of an attack, SOURCE the address of this machine that it comes from, TARGET a :class:`Target` in JSON.
-Once there is a file BEGIN it attacks in waves until it is killed. Its answers so far are in the file ANSWERS,
-in JSON, from when it is ready.
+NAME is of an attack, SOURCE the address of this machine that it comes from, TARGET a :class:`Target` in JSON,
+POLICY the number of a scheduling policy. Once there is a file BEGIN it attacks in waves until it is killed.
+Its answers so far are in the file ANSWERS, in JSON, from when it is ready.
 """
 
 import asyncio
@@ -40,10 +40,9 @@ async def attack_in_waves(attack: Attack, attacker: Attacker, answers: Path) -> 
         await asyncio.sleep(attack.pause)
 
 
-def main(name: str, source: str, target: str, answers: str, begin: str) -> None:
+def main(name: str, source: str, target: str, answers: str, begin: str, policy: str) -> None:
     """Attack."""
-    # It stands for another machine: it computes only while nothing else does.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setscheduler(0, int(policy), os.sched_param(0))
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     attacked = Target(**json.loads(target))

@@ -162,11 +162,14 @@ class Soak:
         folder: an empty one, where all that they say is left.
         attacks: the kinds of hostile client.
         stack: ends them.
+        policy: the scheduling policy of hostile clients. They stand for other machines. So with
+            ``SCHED_IDLE`` they compute only while nothing else does.
     """
 
     folder: Path
     attacks: Sequence[Attack]
     stack: ExitStack
+    policy: int
     coordinator: Coordinator = field(init=False)
     relay: Relay = field(init=False)
     hostile: list[tuple[Attack, bool, "subprocess.Popen[Any]"]] = field(init=False, default_factory=list)
@@ -250,6 +253,7 @@ class Soak:
             json.dumps(dataclasses.asdict(target)),
             str(self.folder / f"{name}.json"),
             str(self.folder / "begin"),
+            str(self.policy),
         )
         process = self._start(name, ATTACKING, arguments, dict(os.environ))
         self.hostile.append((attack, relayed, process))
@@ -325,16 +329,23 @@ class Soak:
         return account
 
 
-def run(folder: Path, enough: Callable[[Soak], bool], attacks: Sequence[Attack] = ATTACKS) -> Account:
+def run(
+    folder: Path,
+    enough: Callable[[Soak], bool],
+    attacks: Sequence[Attack] = ATTACKS,
+    *,
+    policy: int = os.SCHED_IDLE,
+) -> Account:
     """Let a job and hostile clients meet.
 
     Args:
         folder: an empty one.
         enough: says whether to end.
         attacks: the kinds of hostile client.
+        policy: as :class:`Soak` takes it.
     """
     with ExitStack() as stack:
-        soak = Soak(folder, attacks, stack)
+        soak = Soak(folder, attacks, stack, policy)
         soak.start()
         while True:
             soak.sample()

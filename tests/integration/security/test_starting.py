@@ -38,11 +38,12 @@ def test_a_port_in_use_is_named(coordinator: Coordinator):
     assert f"cannot listen on 127.0.0.1:{coordinator.http_port}" in taken.stderr
 
 
-def test_port_beyond_loopback_is_not_opened_without_tls_and_tokens():
-    listen = f"0.0.0.0:{free_port()}"
-    ended = serve(f"--listen={listen}", free("http"), "--state=memory:")
+@pytest.mark.parametrize(("opened", "closed"), [("listen", "http"), ("http", "listen")])
+def test_port_beyond_loopback_is_not_opened_without_tls_and_tokens(opened: str, closed: str):
+    address = f"0.0.0.0:{free_port()}"
+    ended = serve(f"--{opened}={address}", free(closed), "--state=memory:")
     assert ended.returncode == 1
-    assert f"--listen {listen} is reachable from other machines, without TLS" in ended.stderr
+    assert f"--{opened} {address} is reachable from other machines without --" in ended.stderr
     assert "--insecure" in ended.stderr
 
 

@@ -69,6 +69,11 @@ def test_how_long_it_waits_is_the_commands_own_default(helm: Helm):
     assert flags_of(helm.release(on(foldWindowMs=0)))["--fold-window-ms"] == "0"
 
 
+def test_audit_log_is_written_when_asked_for(helm: Helm):
+    assert "--audit-log" not in flags_of(helm.release(on()))
+    assert flags_of(helm.release(on(auditLog="-")))["--audit-log"] == "-"
+
+
 def test_the_folder_is_given_to_the_relays_user_by_a_root_that_may_do_nothing_else(helm: Helm):
     (first,) = pod_of(helm.release(on()))["initContainers"]
     (container,) = pod_of(helm.release(on()))["containers"]

@@ -206,14 +206,20 @@ def test_every_key_that_the_schema_knows_has_a_default():
 
 
 SECURED = {"tls": {"enabled": True, "existingSecret": "s"}}
+TOKENS = {"enabled": True, "existingSecret": "s"}
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({}, "TLS is off: .* Set tls.enabled=true and tokens.enabled=true"),
-        ({"tokens": {"enabled": True, "existingSecret": "s"}}, "TLS is off"),
+        ({"tokens": TOKENS}, "TLS is off"),
         (SECURED, "tokens are off: .* Set tokens.enabled=true or tls.clientAuth.enabled=true"),
+        (
+            {"tls": SECURED["tls"] | {"http": False}, "tokens": TOKENS},
+            "tls.http=false leaves the HTTP port open",
+        ),
+        (SECURED | {"tokens": TOKENS | {"http": False}}, "tokens.http=false leaves the HTTP port open"),
     ],
 )
 def test_values_without_tls_or_known_callers_are_refused(helm: Helm, values: Manifest, said: str):
@@ -225,6 +231,5 @@ def test_values_without_tls_or_known_callers_are_refused(helm: Helm, values: Man
 
 
 def test_secured_coordinator_is_not_told_to_be_insecure(helm: Helm):
-    tokens = {"enabled": True, "existingSecret": "s"}
-    values = SECURED | {"tokens": tokens, "test": {"enabled": False}, "allowInsecure": False}
+    values = SECURED | {"tokens": TOKENS, "test": {"enabled": False}, "allowInsecure": False}
     assert "insecure" not in helm.release(values).one("ConfigMap")["data"]["muster.toml"]

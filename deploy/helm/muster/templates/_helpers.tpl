@@ -286,7 +286,7 @@ http_tls = {{ .Values.tls.http }}
 tls_client_ca = "/etc/muster/client-ca/ca.crt"
 {{- end }}
 {{- end }}
-{{- if not (include "muster.secured" .) }}
+{{- if not (and (include "muster.secured" .) (include "muster.httpSecured" .)) }}
 insecure = true
 {{- end }}
 {{- if .Values.tokens.enabled }}
@@ -298,6 +298,11 @@ http_tokens = {{ .Values.tokens.http }}
 {{- /* Whether the ports for workers speak TLS, and ask who calls. */}}
 {{- define "muster.secured" -}}
 {{- if and .Values.tls.enabled (or .Values.tokens.enabled .Values.tls.clientAuth.enabled) }}yes{{ end }}
+{{- end }}
+
+{{- /* Whether the coordinator's HTTP port does. */}}
+{{- define "muster.httpSecured" -}}
+{{- if and .Values.tls.enabled .Values.tls.http (or (and .Values.tokens.enabled .Values.tokens.http) .Values.tls.clientAuth.enabled) }}yes{{ end }}
 {{- end }}
 
 {{- define "muster.bindHost" -}}
@@ -504,13 +509,15 @@ securityContext:
 {{- fail "tokens.enabled: `helm test` needs a token, too: set client.tokenSecret, or test.enabled=false." }}
 {{- end }}
 {{- if and .Values.serviceMonitor.enabled $tls.clientAuth.enabled $tls.http (not .Values.client.certificateSecret) }}
-{{- fail "tls.clientAuth.enabled: Prometheus needs a certificate, too: set client.certificateSecret, or tls.http=false." }}
+{{- fail "tls.clientAuth.enabled: Prometheus needs a certificate, too: set client.certificateSecret, or tls.http=false with allowInsecure=true." }}
 {{- end }}
 {{- if and .Values.serviceMonitor.enabled .Values.tokens.enabled .Values.tokens.http (not .Values.client.tokenSecret) }}
-{{- fail "tokens.enabled: Prometheus needs a token, too: set client.tokenSecret, or tokens.http=false." }}
+{{- fail "tokens.enabled: Prometheus needs a token, too: set client.tokenSecret, or tokens.http=false with allowInsecure=true." }}
 {{- end }}
 {{- if and (not (include "muster.secured" .)) (not .Values.allowInsecure) }}
 {{- fail (printf "%s: whoever reaches the port could list runs, change stores and abort barriers. Set %s (docs/kubernetes.md, \"Secure it\"), or allowInsecure=true in a trusted network." (ternary "tokens are off" "TLS is off" .Values.tls.enabled) (ternary "tokens.enabled=true or tls.clientAuth.enabled=true" "tls.enabled=true and tokens.enabled=true" .Values.tls.enabled)) }}
+{{- else if and (not (include "muster.httpSecured" .)) (not .Values.allowInsecure) }}
+{{- fail (printf "%s=false leaves the HTTP port open: whoever reaches it could see the runs and the metrics. Set it to true, or allowInsecure=true in a trusted network." (ternary "tokens.http" "tls.http" $tls.http)) }}
 {{- end }}
 {{- include "muster.checkRelay" . }}
 {{- include "muster.checkWatcher" . }}

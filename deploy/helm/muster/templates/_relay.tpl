@@ -48,6 +48,9 @@ app.kubernetes.io/component: relay
 - --socket-mode={{ .Values.relay.socket.mode }}
 {{- end }}
 - --http={{ include "muster.bindHost" . }}:7551
+{{- with .Values.relay.auditLog }}
+- --audit-log={{ . }}
+{{- end }}
 {{- if not (kindIs "invalid" .Values.relay.foldWindowMs) }}
 - --fold-window-ms={{ .Values.relay.foldWindowMs }}
 {{- end }}

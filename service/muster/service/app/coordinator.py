@@ -17,7 +17,6 @@ from muster.service.app.ports import (
     site_runner,
     start_rpc,
     start_site,
-    warn_if_open,
 )
 from muster.service.core.vocabulary.records import StoredRecord
 from muster.service.driver import Driver, Observer
@@ -130,7 +129,6 @@ async def run(context: AppContext, engine: Engine, hooks: ReplicaHooks = STANDAL
             driver.serve()
             if traces is not None:
                 traces.serving(driver.coordinator.epoch, began, state_read)
-            warn_if_open(config)
             log.info(
                 "serving",
                 grpc=str(Address(config.listen.host, port)),

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import grpc
 import structlog
@@ -162,51 +162,55 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
     )
 
 
-def check_exposed(address: Address, security: Security, *, insecure: bool, use: str) -> None:
-    """Check that strangers on other machines cannot use a port for workers, unless the operator allows it.
+def check_exposed(
+    flag: str, address: Address, guards: Mapping[str, bool], *, insecure: bool, use: str
+) -> None:
+    """Check that strangers on other machines cannot use a port, unless the operator allows it.
 
     Args:
+        flag: the option that opens the port.
         address: the address at which the port listens.
-        security: the settings that guard the port.
+        guards: the options that close the port to strangers, and whether each is given.
         insecure: whether the port may be open to strangers.
         use: what a stranger could do there, for people.
 
     Raises:
         StartError: the port is open to strangers.
     """
-    lacking = [
-        flags
-        for flags, is_there in (
-            ("--tls-cert and --tls-key", security.tls is not None),
-            ("--tokens-file or --tls-client-ca", security.tokens_file is not None or security.knows_clients),
-        )
-        if not is_there
-    ]
+    lacking = [guard for guard, is_given in guards.items() if not is_given]
     if address.is_loopback or insecure or not lacking:
         return
     raise StartError(
-        f"--listen {address} is reachable from other machines, without "
-        f"{'TLS' if security.tls is None else 'checking their tokens'}: {use}. Give "
-        f"{' and '.join(lacking)}, listen on 127.0.0.1, or say --insecure in a trusted network."
+        f"{flag} {address} is reachable from other machines without {' and without '.join(lacking)}: {use}. "
+        f"Give {'them' if len(lacking) > 1 else 'it'}, let {flag} have 127.0.0.1, or say --insecure in a "
+        "trusted network."
     )
 
 
-def warn_if_open(config: Config) -> None:
-    """Log what other machines may do if they can reach the HTTP port."""
-    security, address = config.security, config.http
-    knows_clients = security.http_tokens or (security.http_tls and security.knows_clients)
-    if address.is_loopback:
-        return
-    where = f"--http {address} is reachable from other machines, and"
-    if not security.http_tls:
-        structlog.get_logger().warning(
-            "open.port",
-            reason=f"{where} without TLS anyone on the way can read and change the traffic. Give "
-            "--http-tls, or keep it in a trusted network.",
-        )
-    if not knows_clients:
-        structlog.get_logger().warning(
-            "open.port",
-            reason=f"{where} asks for no token: anyone can see the runs and the metrics. "
-            "Give --http-tokens, or keep it in a trusted network.",
-        )
+def check_rpc_exposed(address: Address, security: Security, *, insecure: bool, use: str) -> None:
+    """Check that strangers cannot use a gRPC port; see :func:`check_exposed`."""
+    check_exposed(
+        "--listen",
+        address,
+        {
+            "--tls-cert": security.tls is not None,
+            "--tokens-file or --tls-client-ca": security.tokens_file is not None or security.knows_clients,
+        },
+        insecure=insecure,
+        use=use,
+    )
+
+
+def check_http_exposed(config: Config) -> None:
+    """Check that strangers cannot use the coordinator's HTTP port; see :func:`check_exposed`."""
+    security = config.security
+    check_exposed(
+        "--http",
+        config.http,
+        {
+            "--http-tls": security.http_tls,
+            "--http-tokens or --tls-client-ca": security.http_tokens or security.knows_clients,
+        },
+        insecure=config.insecure,
+        use="anyone who reaches it, or is on the way, could see the runs and the metrics",
+    )

@@ -14,7 +14,6 @@ from muster.service.app.ports import (
     site_runner,
     start_rpc,
     start_site,
-    warn_if_open,
 )
 from muster.service.leadership.replica import Replica
 from muster.service.rpc.standby import StandbyServer
@@ -60,7 +59,6 @@ class Standby:
         port = await start_rpc(self._rpc.server, config.listen, security)
         self._upkeep = asyncio.create_task(keep_bounded(config.security, port))
         http = await start_site(self._site, config, security)
-        warn_if_open(config)
         structlog.get_logger().info(
             "standing by",
             grpc=str(Address(config.listen.host, port)),

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from muster.service.address import Address
-from muster.service.app.ports import StartError, check_exposed
+from muster.service.app.ports import StartError, check_http_exposed, check_rpc_exposed
+from muster.service.config import Config
 from muster.service.security.config import Security, TlsFiles
 
 TLS = TlsFiles(cert=Path("c"), key=Path("k"))
@@ -14,30 +15,62 @@ MUTUAL = TlsFiles(cert=Path("c"), key=Path("k"), client_ca=Path("ca"))
 TOKENS = Path("tokens.toml")
 
 
+LOOPBACK = ["localhost:1", "127.0.0.2:1", "[::1]:1"]
+BEYOND = ["10.0.0.1:1", "0.0.0.0:1", "[::]:1", "muster.example:1"]
+
+
 def check(listen: str, security: Security, insecure: bool = False) -> None:
-    check_exposed(Address.parse(listen), security, insecure=insecure, use="whoever reaches it could do harm")
+    address = Address.parse(listen)
+    check_rpc_exposed(address, security, insecure=insecure, use="whoever reaches it could do harm")
 
 
-@pytest.mark.parametrize("listen", ["localhost:1", "127.0.0.2:1", "[::1]:1"])
-def test_port_on_loopback_needs_neither_tls_nor_tokens(listen: str):
-    check(listen, Security())
+def check_http(http: str, security: Security, insecure: bool = False) -> None:
+    address = Address.parse(http)
+    check_http_exposed(
+        Config(listen=address, http=address, state="memory:", security=security, insecure=insecure)
+    )
 
 
-@pytest.mark.parametrize("listen", ["10.0.0.1:1", "0.0.0.0:1", "[::]:1", "muster.example:1"])
+@pytest.mark.parametrize("address", LOOPBACK)
+def test_port_on_loopback_needs_neither_tls_nor_tokens(address: str):
+    check(address, Security())
+    check_http(address, Security())
+
+
+@pytest.mark.parametrize("address", BEYOND)
 @pytest.mark.parametrize(
     ("security", "lacking"),
     [
-        (Security(), "--tls-cert and --tls-key and --tokens-file or --tls-client-ca"),
-        (Security(tokens_file=TOKENS), "without TLS: whoever reaches it could do harm. Give --tls-cert and"),
-        (Security(tls=TLS), "without checking their tokens: whoever reaches it .* Give --tokens-file or"),
+        (Security(), "without --tls-cert and without --tokens-file or --tls-client-ca: whoever .* Give them"),
+        (Security(tokens_file=TOKENS), "without --tls-cert: whoever reaches it could do harm. Give it"),
+        (Security(tls=TLS), "without --tokens-file or --tls-client-ca: whoever reaches it .* Give it"),
         (Security(tls=TLS, tokens_file=TOKENS), ""),
         (Security(tls=MUTUAL), ""),
     ],
 )
-def test_port_beyond_loopback_needs_tls_and_known_callers(listen: str, security: Security, lacking: str):
+def test_port_beyond_loopback_needs_tls_and_known_callers(address: str, security: Security, lacking: str):
     with pytest.raises(StartError, match=lacking) if lacking else nullcontext() as caught:
-        check(listen, security)
+        check(address, security)
     if caught is not None:
-        assert f"--listen {listen} is reachable from other machines" in str(caught.value)
+        assert f"--listen {address} is reachable from other machines" in str(caught.value)
         assert "say --insecure" in str(caught.value)
-    check(listen, security, insecure=True)
+    check(address, security, insecure=True)
+
+
+@pytest.mark.parametrize("address", BEYOND)
+@pytest.mark.parametrize(
+    ("security", "lacking"),
+    [
+        (Security(tls=MUTUAL, tokens_file=TOKENS), "without --http-tls: anyone"),
+        (Security(tls=TLS, tokens_file=TOKENS, http_tls=True), "without --http-tokens or --tls-client-ca"),
+        (Security(tls=TLS, tokens_file=TOKENS, http_tokens=True), "without --http-tls: anyone"),
+        (Security(tls=TLS, tokens_file=TOKENS, http_tls=True, http_tokens=True), ""),
+        (Security(tls=MUTUAL, http_tls=True), ""),
+    ],
+)
+def test_http_port_beyond_loopback_needs_the_same(address: str, security: Security, lacking: str):
+    with pytest.raises(StartError, match=lacking) if lacking else nullcontext() as caught:
+        check_http(address, security)
+    if caught is not None:
+        assert f"--http {address} is reachable from other machines" in str(caught.value)
+    check_http(address, security, insecure=True)

@@ -11,9 +11,10 @@ import pytest
 
 import muster.worker
 from lab.patience import until
-from lab.processes.coordinator import Coordinator
+from lab.processes.coordinator import Coordinator, free_port
+from lab.processes.relay import Relay
 from muster.v1 import run_pb2, run_pb2_grpc
-from muster.worker import CoordinatorStore, GrpcBarrier
+from muster.worker import CoordinatorStore, GrpcBarrier, MusterError
 
 WORKER, OPERATOR = "worker-of-team-a-0123456789", "operator-of-all-0123456789"
 WATCHER = "watcher-of-node-1-0123456789"
@@ -35,6 +36,33 @@ name = "ann"
 role = "operator"
 token = "{OPERATOR}"
 """
+
+
+def test_audit_log_of_a_relay_names_the_callers_that_the_coordinator_does_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "tokens.toml").write_text(TOKENS)
+    path = tmp_path / "relay.jsonl"
+    extra = (f"--tokens-file={tmp_path / 'tokens.toml'}", f"--audit-log={path}")
+    monkeypatch.setenv("MUSTER_TOKEN", WORKER)
+    with (
+        Coordinator(tmp_path, state="memory:") as coordinator,
+        Relay(tmp_path, coordinator.endpoint, listen=f"127.0.0.1:{free_port()}", extra=extra) as relay,
+    ):
+        GrpcBarrier(0, 1, endpoint=relay.endpoint, run_id="team-a.1", generation=0).execute_barrier()
+        CoordinatorStore(relay.endpoint, "team-a.1").set("key", "a secret")
+        with pytest.raises(MusterError, match="team-b"):
+            CoordinatorStore(relay.endpoint, "team-b.1").set("key", "a secret")
+        muster.worker.close()
+        until(lambda: path.read_text().count("Connect") >= 2)
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {(one["who"], one["call"].rpartition("/")[2], one["run"], one["result"]) for one in entries} == {
+        ("team-a", "Connect", "team-a.1", "OPEN"),
+        ("team-a", "Connect", "team-a.1", "OK"),
+        ("team-a", "Operate", "team-a.1", "FORWARDED"),
+        ("team-a", "Operate", "team-b.1", "RUN_NOT_ALLOWED"),
+    }
+    assert "a secret" not in path.read_text()
 
 
 def test_audit_log_has_each_change_and_each_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

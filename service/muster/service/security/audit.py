@@ -38,7 +38,11 @@ ABOUT = (
 """The fields of a request that its entry shows. Values of stores and payloads are never shown."""
 OPEN = "OPEN"
 """The result of a stream at its begin: a session or a join. Another entry has its end."""
+FORWARDED = "FORWARDED"
+"""The result of a call that a relay passes on. The coordinator's own entry has what became of it."""
 OK = "OK"
+CANCELLED = "CANCELLED"
+"""The result of a call that its caller, or the end of its connection, has cancelled."""
 
 Fields = dict[str, object]
 Write = Callable[[Fields], None]
@@ -102,9 +106,16 @@ class AuditedCall:
             self.end(OK)
             self._answered = True
 
+    def forward(self) -> None:
+        """Take note that a relay passes the request on."""
+        if not self.lasts:
+            self.end(FORWARDED)
+            self._answered = True
+
     def refuse(self, refusal: Refusal) -> None:
         """Write an entry for a refused call."""
         self._entry(refusal.reason.name, refusal.message)
+        self._answered = True
 
     def end(self, result: str, message: str = "") -> None:
         """Write an entry for the end of the call, unless its last request was answered.
@@ -200,7 +211,7 @@ class Bounded:
 
     def write(self, fields: Fields) -> None:
         """Write an entry, unless there were too many of its kind."""
-        if fields["who"] == "" and fields["result"] not in (OK, OPEN):
+        if fields["who"] == "" and fields["result"] not in (OK, OPEN, FORWARDED):
             now = self._clock()
             if now - self._since >= WINDOW:
                 self._since, self._written = now, 0

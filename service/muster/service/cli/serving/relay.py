@@ -103,6 +103,14 @@ def relay(
             "Default: what a coordinator with default bounds accepts.",
         ),
     ] = None,
+    audit_log: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Append a line of JSON for every call that is refused here, and for every forwarded call "
+            "that changes something. -: to the log.",
+        ),
+    ] = "",
     insecure: Annotated[
         bool,
         typer.Option(
@@ -138,6 +146,7 @@ def relay(
             security=Security(
                 tls=tls_files(tls_cert, tls_key, tls_client_ca),
                 tokens_file=tokens_file,
+                audit_log=audit_log,
                 max_connections_per_peer=max_connections_per_peer,
                 traffic=TrafficLimits(
                     max_sessions_per_peer=max_sessions_per_peer,

@@ -6,9 +6,10 @@ import hashlib
 import pytest
 
 from muster.relay.refusals import Refused, info_of
-from muster.service.app.relay import REQUESTS, RelayAuthenticator
+from muster.service.app.relay_callers import REQUESTS, RelayAuthenticator
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
+from muster.service.security.audit import Fields
 from muster.service.security.config import TrafficLimits
 from muster.service.security.grants import Grant, Role
 from muster.service.security.tokens import Tokens
@@ -18,6 +19,7 @@ from muster.v1 import store_pb2
 CONNECT = "/muster.v1.SessionService/Connect"
 OPERATE = "/muster.v1.StoreService/Operate"
 SET = "/muster.v1.StoreService/Set"
+GET = "/muster.v1.StoreService/Get"
 PEER = "ipv4:10.0.0.7:1"
 SECRETS = {role: f"{role.name.lower()}-0123456789" for role in Role}
 
@@ -120,6 +122,37 @@ async def test_unparsable_request_is_not_forwarded(method: str, data: bytes, rea
             caller.check_request(method, data)
     assert reason_of(caught.value) == reason
     assert SECRETS[Role.OPERATOR] not in str(caught.value)
+
+
+async def test_audit_log_has_what_is_refused_and_what_is_forwarded_and_changes_something():
+    entries: list[Fields] = []
+    traffic = Traffic(TrafficLimits(), lambda: 0.0)
+    authenticator = RelayAuthenticator(Access(lambda: granted("a-*")), traffic, entries.append)
+    for method, run_id in ((SET, "a-1"), (GET, "a-1"), (SET, "b-1"), (CONNECT, "a-1"), (CONNECT, "b-1")):
+        await outcome(authenticator, method, Role.WORKER, run_id)
+    await outcome(authenticator, SET, Role.VIEWER, "a-1")
+    assert [(one["who"], one["call"], one["run"], one["result"]) for one in entries] == [
+        ("worker", SET, "a-1", "FORWARDED"),
+        ("worker", SET, "b-1", "RUN_NOT_ALLOWED"),
+        ("worker", CONNECT, "a-1", "OPEN"),
+        ("worker", CONNECT, "a-1", "OK"),
+        ("worker", CONNECT, "", "RUN_NOT_ALLOWED"),
+        ("viewer", SET, "", "ROLE_TOO_LOW"),
+    ]
+    assert {one["from"] for one in entries} == {PEER}
+
+
+async def test_audit_log_has_the_end_of_a_broken_session():
+    entries: list[Fields] = []
+    authenticator = RelayAuthenticator(None, Traffic(TrafficLimits(), lambda: 0.0), entries.append)
+    with pytest.raises(asyncio.CancelledError):
+        async with authenticator.admit(CONNECT, (), PEER) as caller:
+            caller.check_run("a-1")
+            raise asyncio.CancelledError
+    assert [(one["who"], one["run"], one["result"]) for one in entries] == [
+        ("", "a-1", "OPEN"),
+        ("", "a-1", "CANCELLED"),
+    ]
 
 
 async def test_revoked_token_ends_its_calls():

@@ -193,7 +193,7 @@ class Usage:
 
 
 class LastRank:
-    """The one for whom the others wait: in this process."""
+    """The last one, in this process."""
 
     def __init__(self, endpoint: str, rank: int, world_size: int) -> None:
         from muster.worker import GrpcBarrier

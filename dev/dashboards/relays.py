@@ -34,8 +34,8 @@ def add_relays(board: Dashboard) -> None:
     board.with_panel(
         bars(
             "Relays without the coordinator",
-            "Streams to the coordinator that were lost, and how often somebody came for whom the coordinator "
-            "was not reached in time. Those connect directly.",
+            "Streams to the coordinator that were lost, and how many callers came while the coordinator was "
+            "not reached in time. Those connect directly.",
             Query(f"sum(increase(muster_relay_reconnects_total{{{R}}}{RATE}))", "lost"),
             Query(f"sum(increase(muster_relay_cut_off_total{{{R}}}{RATE}))", "not reached"),
         )

@@ -141,7 +141,7 @@ TOKENS = {
         "visitor": ("operator", "*"),
         "stranger": ("worker", "stranger.*"),
         "spy": ("viewer", "team.*"),
-        # Of whom the coordinator is to warn: it matches runs of the team.
+        # The coordinator is to warn of it: it matches runs of the team.
         "overlapping": ("worker", "team*"),
         "relay": ("worker", "*"),
     }.items()

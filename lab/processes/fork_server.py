@@ -166,7 +166,7 @@ def _run(command: Sequence[str]) -> None:
 def main() -> None:
     """Import; then fork for each request."""
     atexit.register(_leave)  # The first that is registered is the last that is run.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Whoever asked first may have blocked some.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # The first caller may have blocked some.
     for module in sys.argv[2:]:
         importlib.import_module(module)
     _let_go()

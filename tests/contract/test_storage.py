@@ -373,9 +373,9 @@ def test_forgetting_a_run_removes_all_its_records_and_no_others(place: Place):
 
 def test_forgotten_run_can_begin_again_in_the_same_batch(place: Place):
     keep(place, *ALL_KINDS)
-    anew = [RunRecord("job1", 0), StoreKeyRecord("job1", "", b"anew")]
+    again = [RunRecord("job1", 0), StoreKeyRecord("job1", "", b"again")]
     early = StoreKeyRecord("job1", "early", b"")
-    assert by_key(keep(place, early, ForgetRun("job1"), *anew)) == by_key(anew)
+    assert by_key(keep(place, early, ForgetRun("job1"), *again)) == by_key(again)
 
 
 def test_every_kind_of_record_is_one_that_forgetting_a_run_knows():

@@ -55,7 +55,7 @@ def saved(made: Checkpointer, step: int) -> set[float]:
     return {value for tensor in into.values() for value in tensor.unique().tolist()}
 
 
-def test_what_kernels_do_before_the_call_is_saved_and_what_they_do_after_it_is_not(made: Checkpointer):
+def test_save_includes_kernels_launched_before_the_call_but_not_after_the_call(made: Checkpointer):
     now = state(0)
     for step in range(1, 6):
         keep_busy()
@@ -68,7 +68,7 @@ def test_what_kernels_do_before_the_call_is_saved_and_what_they_do_after_it_is_n
     assert [saved(made, step) for step in range(1, 6)] == [{float(step)} for step in range(1, 6)]
 
 
-def test_what_another_stream_does_is_saved_if_the_current_one_has_waited_for_it(made: Checkpointer):
+def test_save_includes_writes_of_another_stream_that_the_current_stream_waited_for(made: Checkpointer):
     now = state(0)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

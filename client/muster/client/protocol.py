@@ -21,5 +21,11 @@ answered by itself."""
 TTL_PINGS = 3
 """A connection pings at a third of the TTL of a session or a lease. So a client notices a dead one after two
 thirds: within the session TTL, or before another coordinator leads."""
+MAX_STEP = 2**63 - 1
+"""Largest training step, and largest number of a request: the fields are of 64 bits, with a sign."""
+MAX_WRITE_BYTES = 2**47
+"""Bytes of one rank's part of a save. The sum over 65,536 ranks fits every field that stores it."""
+MAX_WRITE_SECONDS = 366 * 86_400
+"""Far beyond any write."""
 MAX_TOKEN = 7_000
 """Characters of a token: with more, gRPC would refuse the call for the size of its headers."""

@@ -4,10 +4,10 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from muster.client.protocol import MAX_STEP
+
 PREFIX = "muster/save"
 """The group of the barriers at which ranks agree on a save and confirm it."""
-MAX_INT64 = 2**63 - 1
-"""The largest step, and the largest number of a request."""
 
 
 class Phase(enum.StrEnum):
@@ -40,7 +40,7 @@ def parse_vote(payload: bytes) -> SaveVote | None:
         vote = SaveVote(Phase(phase), int(step), int(number), bool(int(stop)))
     except ValueError:
         return None
-    return vote if 0 <= vote.step <= MAX_INT64 and 0 <= vote.number <= MAX_INT64 else None
+    return vote if 0 <= vote.step <= MAX_STEP and 0 <= vote.number <= MAX_STEP else None
 
 
 def votes_of_all(payloads: Iterable[bytes], required: int) -> list[SaveVote]:

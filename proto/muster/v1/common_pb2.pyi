@@ -34,7 +34,7 @@ class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     """The first arrival's timeout ran out on the coordinator's clock."""
     OUTCOME_ABORTED: _Outcome.ValueType  # 3
     """A rank voted to fail, an operator aborted it, a newer generation superseded it, or everyone had left
-    and a newcomer took the group anew.
+    and a new process started the group again.
     """
     OUTCOME_MEMBER_LOST: _Outcome.ValueType  # 4
     """A rank that the barrier still needed left, or lost its session for longer than the TTL."""
@@ -52,7 +52,7 @@ OUTCOME_TIMED_OUT: Outcome.ValueType  # 2
 """The first arrival's timeout ran out on the coordinator's clock."""
 OUTCOME_ABORTED: Outcome.ValueType  # 3
 """A rank voted to fail, an operator aborted it, a newer generation superseded it, or everyone had left
-and a newcomer took the group anew.
+and a new process started the group again.
 """
 OUTCOME_MEMBER_LOST: Outcome.ValueType  # 4
 """A rank that the barrier still needed left, or lost its session for longer than the TTL."""

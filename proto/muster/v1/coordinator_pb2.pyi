@@ -94,7 +94,7 @@ class StatusResponse(google.protobuf.message.Message):
 
     @property
     def caller(self) -> global___Caller:
-        """As whom the caller was let in. Absent if the coordinator asks for no token: then everyone may do everything.
+        """The caller's grant. Absent if the coordinator asks for no token: then everyone may do everything.
         If a relay passed the call on, this describes the relay's token.
         """
 

@@ -215,7 +215,7 @@ global___Inspected = Inspected
 
 @typing.final
 class StacksRequest(google.protobuf.message.Message):
-    """StacksRequest says whom to ask."""
+    """StacksRequest says which processes to ask."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -318,7 +318,7 @@ class StacksResponse(google.protobuf.message.Message):
 
     @property
     def silent(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Crowd]:
-        """Those of whom nothing is known, by why."""
+        """The processes without an answer, by the reason."""
 
     def __init__(
         self,

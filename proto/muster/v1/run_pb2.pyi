@@ -533,7 +533,7 @@ global___EvictRequest = EvictRequest
 
 @typing.final
 class EvictResponse(google.protobuf.message.Message):
-    """EvictResponse says whom it affected, or would."""
+    """EvictResponse says which ranks it affected, or would."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -809,7 +809,7 @@ global___ForgetRequest = ForgetRequest
 
 @typing.final
 class ForgetResponse(google.protobuf.message.Message):
-    """ForgetResponse says whom it affected, or would."""
+    """ForgetResponse says what it affected, or would."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

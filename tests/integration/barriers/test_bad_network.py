@@ -92,7 +92,7 @@ def test_a_partitioned_node_is_removed_and_comes_back_as_a_newcomer(coordinator:
         proxy.cut()
         second = job.round(2, after=first[0].round)
         assert {worker.agent for worker in second} == {near.process.pid, far.process.pid}
-        # It was told so, or its workers failed before that, since their peers had gone: it joined anew.
+        # It was told so, or its workers failed before that, since their peers had gone: it joined again.
         gone = [line for line in departed() if f"(pid {far.process.pid})" in line]
         assert "connection lost" in gone[0]
         job.finish()

@@ -65,7 +65,7 @@ def test_a_vote_aborts_for_everyone_and_the_next_barrier_works(coordinator: Coor
         assert outcomes(everyone(world)) == [("RELEASED", 1)] * 3
 
 
-def test_the_straggler_is_named_in_the_log_of_those_who_wait(coordinator: Coordinator):
+def test_log_of_waiting_ranks_names_the_straggler(coordinator: Coordinator):
     with ranks(coordinator.endpoint, 2) as world:
         everyone(world, "join")
         assert world[0].ask("barrier", timeout=3.0).outcome == "TIMED_OUT"

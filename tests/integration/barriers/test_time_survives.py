@@ -103,7 +103,7 @@ def test_barriers_joins_and_waits_for_keys_time_out(patient: Coordinator, node: 
     assert isinstance(wait.exception(0), StoreTimeoutError | ConnectError)
 
 
-def test_replicas_whose_clocks_are_hours_apart_go_on_for_each_other(tmp_path: Path):
+def test_replicas_with_clocks_hours_apart_take_over_from_each_other(tmp_path: Path):
     with cluster() as etcd:
         both = []
         for name, ahead in (("behind", -HOURS), ("ahead", HOURS)):

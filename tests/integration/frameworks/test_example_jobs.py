@@ -30,7 +30,7 @@ def _on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("example", JOBS)
-def test_a_job_whose_rank_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path, example: str):
+def test_job_resumes_from_its_last_checkpoint_after_a_rank_is_killed(tmp_path: Path, example: str):
     folder = tmp_path / "checkpoints"
     command = (str(EXAMPLES / f"{example}.py"), str(folder), *JOBS[example])
     with (

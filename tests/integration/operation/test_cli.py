@@ -92,7 +92,7 @@ def test_an_empty_list_says_so_and_is_no_failure(own_coordinator: Coordinator, k
     assert json.loads(muster(own_coordinator.endpoint, "get", kind, "-o", "json").stdout) == {kind: []}
 
 
-def test_a_reader_who_has_seen_enough_ends_it_quietly(coordinator: Coordinator, waiting: Job):
+def test_closed_output_pipe_ends_the_command_quietly(coordinator: Coordinator, waiting: Job):
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -215,7 +215,7 @@ def test_describe_member(coordinator: Coordinator, waiting: Job):
         (("abort", "job1", "nope"), 'run job1 has no group "nope"'),
     ],
 )
-def test_what_is_not_there_is_refused_in_the_coordinators_words(
+def test_unknown_object_is_refused_with_the_coordinators_message(
     coordinator: Coordinator, waiting: Job, arguments: tuple[str, ...], said: str
 ):
     done = muster(coordinator.endpoint, *arguments)

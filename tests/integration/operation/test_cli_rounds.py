@@ -332,7 +332,7 @@ def test_forget(coordinator: Coordinator):
         (("evict", "job1", "3", "--reason", "x" * 20_000), "reason = 20,000 bytes: it may have 16,384"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_changes_nothing(
+def test_refused_command_reports_the_reason_and_changes_nothing(
     running_job: Coordinator, arguments: tuple[str, ...], said: str
 ):
     done = muster(running_job.endpoint, *arguments)

@@ -118,7 +118,7 @@ def test_watcher_has_the_client_of_kubernetes(image: Image):
     assert "the service account of this pod does not lead to an API server" in found.stderr
 
 
-def test_what_the_service_needs_is_all_there(image: Image, tmp_path: Path):
+def test_image_has_all_requirements_of_the_service(image: Image, tmp_path: Path):
     python = str(image.at("/opt/muster/bin/python"))
     check = [str(image.root.parent / "base/bin/pip"), "--python", python, "check"]
     done = subprocess.run(check, capture_output=True, text=True, timeout=PATIENCE)

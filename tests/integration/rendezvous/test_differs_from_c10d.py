@@ -145,10 +145,10 @@ def test_node_with_a_broken_connection_rejoins_only_in_ours(each: Each):
                 cut_off.num_nodes_waiting()
             return run.seen()
         until(lambda: cut_off.num_nodes_waiting() == 1)
-        anew = Joining(cut_off)
+        newcomer = Joining(cut_off)
         until(lambda: stays.num_nodes_waiting() == 1)
         again = Joining(stays)
-        return worlds([again.info(), anew.info()])
+        return worlds([again.info(), newcomer.info()])
 
     theirs, ours = each(scenario)
     assert theirs == Seen(True, 1, 0, 0)

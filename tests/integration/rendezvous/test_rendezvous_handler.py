@@ -363,7 +363,7 @@ def test_a_process_may_launch_and_fork_in_turn(coordinator: Coordinator):
 # ---------------------------------------------------------------------- rank 0 does not speak
 
 
-def test_a_round_whose_rank_0_dies_before_it_says_where_it_is_is_left(
+def test_round_is_abandoned_if_rank_0_dies_before_publishing_its_address(
     coordinator: Coordinator, run: MusterMeeting
 ):
     config = NodeConfig(

@@ -48,7 +48,7 @@ def etcd() -> Iterator[Cluster]:
 
 @pytest.fixture
 def three(etcd: Cluster, tmp_path: Path) -> Iterator[Replicas]:
-    # Whoever is lost may come back until the test is over.
+    # A lost process may come back until the test is over.
     patient = f"--session-ttl={PATIENCE}"
     with replicas(
         tmp_path, etcd, prefix=uuid.uuid4().hex, extra=(patient,), lease_ttl=SAFE_LEASE_TTL

@@ -39,7 +39,7 @@ def names(server: BucketServer, job: str) -> list[str]:
     return sorted({name.split("/")[2] for name in found})
 
 
-def test_what_all_have_written_is_committed_and_what_one_has_not_is_swept(
+def test_save_of_all_ranks_is_committed_and_save_with_a_killed_writer_is_swept(
     coordinator: Coordinator, server: BucketServer, job: str, tmp_path: Path
 ):
     options = server.options()
@@ -178,7 +178,7 @@ def test_credentials_in_a_file_may_be_replaced(
     made.close()
 
 
-def test_what_a_folder_has_committed_is_no_bucket_of_ours(server: BucketServer, job: str):
+def test_bucket_refuses_a_checkpoint_committed_by_rename(server: BucketServer, job: str):
     server.filesystem().pipe_file(f"{job}/step-0000000007/committed.json", b"{}")
     with pytest.raises(UncommittedError, match=r"step-0000000007/, which was committed by rename"):
         opened(job, server)

@@ -126,7 +126,7 @@ def test_a_job_that_saves_on_the_signal_alone_tears(tmp_path: Path):
         assert len(steps(tmp_path, "saved")) < RANKS
 
 
-def test_what_is_withdrawn_is_not_done_and_a_viewer_sees_it(tmp_path: Path):
+def test_cancel_without_a_save_fails_and_a_done_save_is_shown_in_cli_and_web_page(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator, job(coordinator.endpoint, tmp_path, RANKS):
         until(lambda: len(steps(tmp_path, "began")) == RANKS, (tmp_path / "agents.log").read_text)
         assert muster(coordinator, "save", "job", "--cancel").returncode == 5

@@ -139,7 +139,7 @@ except (ImportError, ValueError) as error:
 
 
 @pytest.mark.parametrize("name", ["muster.py", "muster/__init__.py"])
-def test_what_takes_the_packages_name_does_not_disturb_torch(tmp_path: Path, name: str):
+def test_user_module_named_muster_does_not_disturb_torch(tmp_path: Path, name: str):
     """A script of the user's, or a repository's package; it is named when torch needs the package."""
     shadow = tmp_path / name
     shadow.parent.mkdir(exist_ok=True)
@@ -237,7 +237,7 @@ import muster.worker.integrations.orbax
 """
 
 
-def test_what_needs_no_torch_does_not_load_it():
+def test_torch_free_worker_modules_do_not_import_torch():
     assert loaded(TORCH_FREE, "torch") == []
 
 
@@ -252,11 +252,11 @@ sys.meta_path.insert(0, Blocker())
 
 
 @pytest.mark.parametrize("block", [BLOCK, "import sys; sys.modules['torch'] = None"])
-def test_what_needs_no_torch_works_without_it(block: str):
+def test_torch_free_worker_modules_work_without_torch(block: str):
     assert run(f"{block}\n{TORCH_FREE}\nprint('imported')") == "imported"
 
 
-def test_what_needs_torch_says_so_without_it():
+def test_import_of_torch_features_without_torch_says_how_to_install_them():
     script = f"""
 {BLOCK}
 for name in ("GrpcBarrier", "Checkpointer", "CoordinatorStore", "SavePoint"):

@@ -49,7 +49,7 @@ def test_a_vote_is_heard_whatever_its_reason(coordinator: Coordinator, reason: s
     good.execute_barrier()
 
 
-def test_what_is_told_of_a_save_is_shown_also_after_a_restart(coordinator: Coordinator):
+def test_save_reports_are_shown_after_a_coordinator_restart(coordinator: Coordinator):
     good = barrier(coordinator.endpoint, prefix="save", host="node-7")
     assert good.vote(report=WriteReport(step=9, bytes=2**30, seconds=1.5, commits=True)).released
     assert not good.vote("disk full", report=WriteReport(step=10)).released
@@ -101,7 +101,7 @@ def test_an_open_watch_does_not_make_a_draining_coordinator_give_ranks_up(coordi
         watch = run_pb2_grpc.RunServiceStub(channel).Watch(run_pb2.WatchRequest())
         next(watch)
         assert coordinator.stop() == 0
-        coordinator.session_ttl = PATIENCE  # Whoever comes back late is not given up for that.
+        coordinator.session_ttl = PATIENCE  # A process that comes back late is not given up.
         coordinator.start()
         assert [world[1].ask("barrier").outcome, world[0].answer().outcome] == ["RELEASED"] * 2
         with pytest.raises(grpc.RpcError):

@@ -125,7 +125,7 @@ def test_nothing_that_is_said_on_the_wire_does_harm(fuzzed: Coordinator, thoroug
     faults = {labels: count for labels, count in handled.items() if re.search('"(Unknown|Internal)"', labels)}
     assert handled
     assert not any(faults.values()), faults
-    # Whoever has gone is forgotten: streams, calls, sessions, and the runs with all that they had.
+    # All that has gone is forgotten: streams, calls, sessions, and the runs with all that they had.
     until(lambda: calls_under_way(fuzzed) == tasks)
     until(lambda: sum(metric(fuzzed, "muster_sessions").values()) == 0)
     until(lambda: sum(metric(fuzzed, "muster_runs").values()) == 0)

@@ -110,7 +110,7 @@ def test_answers_that_a_worker_does_not_read_are_bounded(guarded: Coordinator):
             call.cancel()
 
 
-def test_reader_whose_windows_let_nothing_through_loses_its_connection(guarded: Coordinator):
+def test_reader_with_tiny_flow_control_windows_loses_its_connection(guarded: Coordinator):
     """gRPC keeps what it cannot send for as long as the connection lives, whatever becomes of the call."""
     token = bearing(SECRETS[Role.WORKER])
     keys = [f"key-{number}" for number in range(8)]

@@ -286,7 +286,7 @@ def test_a_certificate_is_replaced_while_sessions_are_open(
             assert kept["level"] == "error"
             assert "is not the key of the certificate in" in kept["reason"]
             assert reachable(stranger, new_client)
-            # Whoever was there before has noticed nothing.
+            # The earlier clients have noticed nothing.
             running.arrive(1, [3])
             assert "RELEASED" in str(running.decision())
 

@@ -103,7 +103,7 @@ class DeepSpeedJob(Job):
 
     def after_failure(self, error: BaseException) -> None:
         if not isinstance(error, BarrierAbortedError):
-            raise error  # Whoever is lost will not train on.
+            raise error  # A lost rank does not train on.
 
 
 def main() -> None:

@@ -18,12 +18,13 @@ class ScriptedBarrier(VotingBarrier):
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.sequence = 0
-        self.timeouts: list[float] = []
+        self.timeouts: list[float | None] = []
         """The timeouts of its votes, in seconds."""
         self.reports: list[WriteReport | None] = []
         """The reports of its votes."""
         self.said: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Decision | Exception | str] = queue.SimpleQueue()
+        """A word: released, and the other rank says that."""
 
     def vote(
         self,
@@ -33,7 +34,6 @@ class ScriptedBarrier(VotingBarrier):
         early: object = None,
         report: WriteReport | None = None,
     ) -> Decision:
-        assert timeout_secs is not None
         self.timeouts.append(timeout_secs)
         self.reports.append(report)
         self.said.put(failure if failure is not None else payload)
@@ -41,6 +41,9 @@ class ScriptedBarrier(VotingBarrier):
         if isinstance(answer, Exception):
             raise answer
         self.sequence += 1
+        if isinstance(answer, str):
+            payloads = {self.rank: payload, 1 - self.rank: answer.encode()}
+            answer = Decision(self.prefix, 0, Outcome.RELEASED, "", payloads=payloads)
         return replace(answer, sequence=self.sequence - 1)
 
     def heard(self) -> bytes | str:

@@ -122,7 +122,7 @@ class CheckedJob(RuleBasedStateMachine):
     def may_be_taken_over(self, dead: Process) -> bool:
         of_rank = [client for client in self.world.clients if client.rank == dead.rank]
         newer = [client for client in of_rank if client.ordinal > dead.ordinal]
-        # Whoever comes back from an earlier life gives all that came after it as long again.
+        # A process that comes back from an earlier life gives all that came after it as long again.
         came = [client.welcomed_at for client in of_rank] + [self.called.get(dead.rank)]
         if (newer or dead.rank in self.called) and self.world.now < SUCCESSION_WINDOW + max(
             moment for moment in came if moment is not None
@@ -264,8 +264,8 @@ class CheckedJob(RuleBasedStateMachine):
             case Reason.SUPERSEDED | Reason.NOT_JOINED:
                 assert self.was_superseded(client, refused.prefix)
             case Reason.SEQUENCE_BEHIND:
-                # Whoever took its place, for a barrier or for good, may be forgotten with its life: then it
-                # goes on where it is told. If nobody did, it must hear the release that it arrived at.
+                # The process that took its place, for a barrier or for good, may be forgotten with its life:
+                # then it goes on where it is told. If nobody did, it must hear the release that it arrived at.
                 assert self.was_superseded(client, refused.prefix) or any(
                     other.arrived_at(refused.prefix, some(refused.sequence))
                     for other in self.world.clients

@@ -166,7 +166,7 @@ class Line:
                 for position in message.positions:
                     self._rider(position[0], GroupJoined(message.prefix, (position,)))
             case Decision() | Progress() | Closed() | SaveAsked():
-                assert ranks, "a relay is told for whom it is"
+                assert ranks, "a message to a relay names its ranks"
                 for rank in sorted(ranks):
                     self._rider(rank, message)
             case Refused(rank=None):

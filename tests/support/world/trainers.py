@@ -36,7 +36,7 @@ class Trainer:
         self._heard = 0
         self._known: SaveAsked | None = None
         if self._course.stands(self.asked) and not self._course.wants(self.asked):
-            self.client.arrive(PREFIX, failure="it has begun anew, alone")
+            self.client.arrive(PREFIX, failure="it alone has restarted")
             self._heard = len(self.client.seats[PREFIX].heard)
 
     @property

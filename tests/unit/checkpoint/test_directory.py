@@ -43,7 +43,7 @@ def test_a_step_with_more_digits_than_expected_is_still_the_last(folder: Checkpo
     assert folder.latest() == made
 
 
-def test_what_was_not_committed_is_not_found_and_not_read(folder: CheckpointDirectory):
+def test_uncommitted_folder_is_neither_listed_nor_read(folder: CheckpointDirectory):
     commit(folder, 1)
     unfinished = folder.unfinished(2, SaveAttempt(0, 1))
     unfinished.mkdir()
@@ -256,7 +256,7 @@ def test_a_look_that_retention_overtakes_is_taken_again(tmp_path: Path, monkeypa
     assert latest.step == 2
 
 
-def test_what_is_swept_cannot_be_committed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoint_cannot_be_committed_during_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An earlier life's rank 0 commits while a new one cleans up."""
     old, new = CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path)
     unfinished = old.unfinished(1, SaveAttempt(0, 0))
@@ -280,7 +280,7 @@ def test_what_is_swept_cannot_be_committed_in_part(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", [".step-0000000001.0-0", ".removed-step-0000000001"])
-def test_what_is_not_committed_yet_or_no_more_is_refused(tmp_path: Path, name: str):
+def test_unfinished_or_partly_removed_checkpoint_is_refused(tmp_path: Path, name: str):
     folder = CheckpointDirectory(tmp_path)
     committed(folder, 1).rename(tmp_path / name)
     with pytest.raises(UncommittedError, match="not committed, or is being removed"):

@@ -158,7 +158,7 @@ def test_mismatch_that_a_second_read_does_not_see_is_no_damage(tmp_path: Path, m
     source = Unsteady(tmp_path, once_wrong)
     only = Manifest({FILE: manifest.files[FILE]})
     assert found(source, only) == []
-    assert source.opened == 2, "a second read is one of a file that was opened anew"
+    assert source.opened == 2, "a second read is one of a file that was opened again"
 
 
 def test_io_error_is_retried_and_is_no_damage(

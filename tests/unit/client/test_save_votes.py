@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.client.save_votes import MAX_INT64, Phase, SaveVote, parse_vote
+from muster.client.protocol import MAX_STEP
+from muster.client.save_votes import Phase, SaveVote, parse_vote
 
-numbers = st.integers(0, MAX_INT64)
+numbers = st.integers(0, MAX_STEP)
 
 
 @given(phase=st.sampled_from(Phase), step=numbers, number=numbers, stop=st.booleans())
@@ -26,7 +27,7 @@ def test_payload_on_the_wire():
         *(
             b"agree -1 1 0",
             b"agree 1 -1 0",
-            f"done {MAX_INT64 + 1} 1 0".encode(),
+            f"done {MAX_STEP + 1} 1 0".encode(),
             b"agree " + b"9" * 5_000 + b" 1 0",
         ),
     ],
@@ -38,4 +39,4 @@ def test_malformed_payload_is_no_vote(payload: bytes):
 @given(st.binary(max_size=64))
 def test_any_bytes_are_a_vote_or_none(payload: bytes):
     vote = parse_vote(payload)
-    assert vote is None or 0 <= vote.step <= MAX_INT64
+    assert vote is None or 0 <= vote.step <= MAX_STEP

@@ -111,7 +111,7 @@ def test_the_selectors_of_other_objects_stay_too(helm: Helm, releases: dict[str,
         )
 
 
-def test_what_is_kept_would_show_a_change(helm: Helm, releases: dict[str, Release]):
+def test_immutable_fields_differ_after_a_change_of_volume_or_name(helm: Helm, releases: dict[str, Release]):
     assert kept(releases["volume"]) != kept(releases["default"])
     assert kept(helm.release({"nameOverride": "other"})) != kept(releases["default"])
 
@@ -188,7 +188,9 @@ def referred(pod: Manifest) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", CI)
-def test_what_a_pod_refers_to_is_rendered_or_named_by_the_values(releases: dict[str, Release], name: str):
+def test_objects_referenced_by_a_pod_are_rendered_or_named_in_the_values(
+    releases: dict[str, Release], name: str
+):
     release, values = releases[name], json.dumps(values_of(name))
     made = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in release.manifests}
     made |= {("Secret", one["spec"]["secretName"]) for one in release.of_kind("Certificate")}

@@ -113,7 +113,7 @@ def test_keepers_of_jobs_that_run_as_root_have_none_of_its_rights(release: Relea
     assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
 
 
-def test_what_a_folder_of_the_node_costs_in_pod_security(helm: Helm):
+def test_keepers_with_a_node_folder_break_only_the_expected_pod_security_rules(helm: Helm):
     assert rules.restricted(pod_of(helm.release(on()))) == [
         "volume local is of a forbidden kind",
         "folder: capabilities.add",
@@ -166,7 +166,9 @@ def test_they_reach_the_coordinator_and_show_what_it_asks_for(helm: Helm, releas
         ),
     ],
 )
-def test_what_they_need_at_the_coordinator_is_asked_for(helm: Helm, values: Manifest, words: str):
+def test_keepers_without_credentials_for_the_coordinator_are_refused(
+    helm: Helm, values: Manifest, words: str
+):
     with pytest.raises(HelmError, match=words):
         helm.release(values | on())
 
@@ -178,7 +180,7 @@ def test_what_they_need_at_the_coordinator_is_asked_for(helm: Helm, values: Mani
         ({"folder": "nvme"}, "folder"),
         ({"quota": "2Ti"}, "quota"),
         ({"podSecurity": {"runAsUser": -1}}, "runAsUser"),
-        ({"podSecurity": {"runAsUser": None}}, "say to whom the folder is given"),
+        ({"podSecurity": {"runAsUser": None}}, "set the folder's owner"),
         ({"failureDomainLabel": "a'b"}, "failureDomainLabel"),
     ],
 )
@@ -216,7 +218,7 @@ def test_they_are_on_the_nodes_that_the_values_name(release: Release):
     assert metadata["annotations"] == values["podAnnotations"]
 
 
-def test_what_shared_storage_needs_is_in_the_container(release: Release):
+def test_keeper_container_has_image_environment_and_volumes_for_shared_storage(release: Release):
     values, container = values_of("keeper")["keeper"], container_of(release)
     assert container["image"] == values["image"]
     assert container["envFrom"] == values["envFrom"]

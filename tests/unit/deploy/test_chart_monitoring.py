@@ -68,7 +68,7 @@ def test_prometheus_scrapes_one_service_once(releases: dict[str, Release]):
     ]
 
 
-def test_prometheus_shows_who_it_is(releases: dict[str, Release]):
+def test_prometheus_authenticates_with_certificate_and_token(releases: dict[str, Release]):
     (endpoint,) = releases["secured"].one("ServiceMonitor")["spec"]["endpoints"]
     viewer = "muster-viewer-certificate"
     assert endpoint["scheme"] == "https"

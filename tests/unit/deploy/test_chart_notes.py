@@ -30,7 +30,7 @@ def pasted(notes: str) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_what_the_notes_tell_to_paste_is_valid(releases: dict[str, Release], name: str):
+def test_environment_variables_in_the_notes_are_valid_in_a_pod(releases: dict[str, Release], name: str):
     variables = pasted(releases[name].notes)
     container = {"name": "train", "image": "train", "env": variables}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [container]}}
@@ -83,7 +83,7 @@ def test_the_notes_warn_of_what_is_open(releases: dict[str, Release], name: str,
         ),
     ],
 )
-def test_the_notes_tell_to_ask_the_pod_only_if_it_can_show_who_it_is(
+def test_notes_suggest_kubectl_exec_only_if_the_pod_has_client_credentials(
     helm: Helm, values: Manifest, lacking: str | None
 ):
     notes = helm.release({**values, "test": {"enabled": False}}).notes

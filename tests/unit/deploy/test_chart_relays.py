@@ -86,7 +86,9 @@ def test_the_folder_is_given_to_the_relays_user_by_a_root_that_may_do_nothing_el
     assert "initContainers" not in pod_of(by_hand)
 
 
-def test_what_a_socket_of_the_node_costs_in_pod_security(helm: Helm, releases: dict[str, Release]):
+def test_relays_with_a_node_socket_break_only_the_expected_pod_security_rules(
+    helm: Helm, releases: dict[str, Release]
+):
     faults = rules.restricted(pod_of(releases[ON_SOCKET]))
     assert faults == [
         "volume socket is of a forbidden kind",

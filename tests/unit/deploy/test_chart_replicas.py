@@ -51,7 +51,7 @@ def test_each_replica_advertises_a_name_that_stays_its_own(releases: dict[str, R
     assert "*.muster-headless.ml.svc" in certificate["spec"]["dnsNames"]
 
 
-def test_what_etcd_asks_for_comes_from_secrets(releases: dict[str, Release]):
+def test_etcd_credentials_come_from_secrets(releases: dict[str, Release]):
     release = releases["etcd-secured"]
     environment = environment_of(release)
     assert {name.removeprefix("MUSTER_SERVE_ETCD_") for name in environment if "_ETCD_" in name} == {
@@ -159,7 +159,7 @@ def test_it_is_a_part_of_another_chart_as_documented(helm: Helm, umbrella: Path)
     assert release.one("StatefulSet")["metadata"]["name"] in section
 
 
-def test_what_comes_from_the_chart_around_it_is_admitted_as_documented():
+def test_readme_lists_the_parent_chart_values_that_are_admitted_and_unused():
     readme = (CHART / "README.md").read_text()
     (sentence,) = re.findall(r"are refused\. Only (.*) are\s+admitted and not used", readme)
     assert set(re.findall(r"`(\w+)`", sentence)) == SCHEMA["properties"].keys() - VALUES.keys()

@@ -103,7 +103,7 @@ def test_a_wrong_value_is_refused_and_named(helm: Helm, values: Manifest, names:
 
 
 @pytest.mark.parametrize("name", ["1st", "team.a"])
-def test_a_release_whose_service_could_have_no_such_name_is_refused(helm: Helm, name: str):
+def test_release_name_that_makes_an_invalid_service_name_is_refused(helm: Helm, name: str):
     with pytest.raises(HelmError, match=f'"{name}-muster" is to be the name of a Service'):
         helm.release(name=name)
     helm.release({"fullnameOverride": "muster"}, name=name)
@@ -183,7 +183,7 @@ def test_memory_may_be_in_kibibytes(helm: Helm):
         ),
         (
             {"relay": {"enabled": True, "podSecurity": {"runAsUser": None}}},
-            "say to whom the folder is given in relay.podSecurity.runAsUser",
+            "set the folder's owner in relay.podSecurity.runAsUser",
         ),
     ],
 )

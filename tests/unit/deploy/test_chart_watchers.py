@@ -263,7 +263,9 @@ def test_without_tokens_they_show_none(helm: Helm):
         ),
     ],
 )
-def test_what_they_need_at_the_coordinator_is_asked_for(helm: Helm, values: Manifest, words: str):
+def test_watchers_without_credentials_for_the_coordinator_are_refused(
+    helm: Helm, values: Manifest, words: str
+):
     with pytest.raises(HelmError, match=words):
         helm.release(values | on())
 

@@ -187,7 +187,7 @@ def test_a_pod_that_waits_to_be_deleted_keeps_the_configuration_it_was_made_with
     assert configuration_of(cluster, pod_of(cluster)) != configuration
 
 
-def test_what_the_pod_reads_is_kept_from_when_it_is_to_wait(client: Client, cluster: Cluster):
+def test_switch_to_on_delete_keeps_the_configuration_of_the_running_pod(client: Client, cluster: Cluster):
     client.install()
     client.upgrade(ON_DELETE)
     pod = pod_of(cluster)
@@ -303,7 +303,9 @@ def test_one_that_was_stopped_for_a_restore_is_not_started_by_the_way(client: Cl
     assert cluster.one("StatefulSet")["spec"]["replicas"] == 0
 
 
-def test_what_its_pod_reads_stays_once_it_is_annotated_as_documented(client: Client, cluster: Cluster):
+def test_documented_annotation_keeps_the_configuration_of_a_0_1_0_pod_during_an_upgrade(
+    client: Client, cluster: Cluster
+):
     """With `OnDelete` the pod runs on, and 0.1.0 let helm remove what it reads."""
     text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
     line = r"annotate (\S+) -l app.kubernetes.io/instance=muster,helm.sh/chart=(\S+) (\S+)=(\S+)$"

@@ -262,7 +262,7 @@ async def test_failure_of_an_earlier_source_does_not_count_against_the_present_o
     assert keeper.report().holdings[made.attempt].ranks == {0}
 
 
-async def test_what_is_here_is_verified_while_a_source_is_silent(
+async def test_local_checkpoint_is_verified_while_a_source_does_not_answer(
     tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "MAX_FILES", 1)

@@ -167,7 +167,7 @@ def test_report_names_exactly_the_parts_that_are_verified(now: Situation):
         assert {rank for rank, part in here.parts.items() if part and part <= here.verified} <= said.ranks
 
 
-def test_what_is_here_is_verified_though_nobody_wants_it():
+def test_local_files_are_verified_even_if_no_rank_needs_them():
     """It may be the only copy: nothing is ordered of a rank that was lost together with its keeper."""
     (attempt, *_) = ATTEMPTS
     elsewhere = (Location("http://k1", frozenset()),)

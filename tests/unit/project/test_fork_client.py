@@ -48,7 +48,7 @@ def test_handlers_of_the_exit_are_run_also_those_from_before_the_fork():
     assert run(program).stdout == "finalized\n"
 
 
-def test_it_is_a_child_of_who_asked_and_has_what_it_was_given():
+def test_started_program_is_a_child_of_the_caller_and_gets_arguments_and_environment():
     told = (
         "import os, sys; print(os.getppid(), os.getsid(0) == os.getpid(), os.environ['GIVEN'], sys.argv[1:])"
     )
@@ -103,7 +103,7 @@ def _answer(pipe: Connection) -> None:
     pipe.send(os.getppid())
 
 
-def test_what_is_spawned_is_a_child_too():
+def test_spawned_multiprocessing_process_is_a_child_of_the_caller():
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with fork_client.spawning(fork_client.fork_server("colorsys")):

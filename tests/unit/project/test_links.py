@@ -40,7 +40,7 @@ def test_no_link_is_broken(page: Path):
         pytest.param("[x](/there.md)", "/there.md", "leaves the repository", id="from the root"),
     ],
 )
-def test_what_is_broken(text: str, target: str, problem: str, tmp_path: Path):
+def test_broken_link_is_reported_and_valid_link_is_not(text: str, target: str, problem: str, tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/a b.txt").touch()
     (tmp_path / "there.md").write_text("# A heading\n")
@@ -51,7 +51,7 @@ def test_what_is_broken(text: str, target: str, problem: str, tmp_path: Path):
     assert found == ([problem] if problem else [])
 
 
-def test_what_is_no_link():
+def test_links_in_code_and_external_urls_are_ignored():
     text = "`[x](none.md)` and [y](https://example.com/none.md)\n\n```\n[z](none.md)\n```\n"
     assert list(links(text)) == []
 

@@ -94,7 +94,7 @@ def test_new_directory_may_vanish_with_all_that_was_synced_in_it():
     assert sorted(states, key=str) == [{"d": None, "d/a": b""}, {}]
 
 
-def test_what_a_rank_says_is_heard_where_it_was_said():
+def test_message_of_a_rank_appears_at_its_position_in_the_history():
     said = '7 3.0 write(5</x.marks>, "saved 1", 7) = 7 <0.01>\n'
     made = history(WRITTEN + said)
     assert made.said(len(made.events)) == ["saved 1"]

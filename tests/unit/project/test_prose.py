@@ -25,6 +25,14 @@ CODE = [
     *("benchmarks", "dev", "examples", "lab"),
     *("tests/contract", "tests/integration", "tests/support", "tests/unit"),
 ]
+TEXTS = [
+    *("service", "relay", "client", "checkpoint", "worker_sdk", "watcher", "keeper", "proto/muster"),
+    *("tests", "lab", "benchmarks", "dev", "examples", "deploy"),
+]
+SUFFIXES = {".py", ".proto", ".tpl", ".yaml", ".txt", ".md", ".sh", ".html", ".js"}
+OLD_WORDS = re.compile(r"\b(?:whom|whoever|anew)\b", re.IGNORECASE)
+ABOUT_WORDS = {ROOT / "dev/prose.py", Path(__file__).resolve()}
+CLAUSES = re.compile(r"_(?:who|whom|whose|whoever|anew)(?:_|$)|^test_what_")
 CODE = [name for name in CODE if name.endswith(".py") or (ROOT / name).is_dir()]
 
 
@@ -81,6 +89,30 @@ class A:
         return "whoever"
 '''
     assert len(flagged(sentences_of_docstrings(source))) == 5
+
+
+def test_no_text_has_an_old_word():
+    """Comments, messages, protos and the chart have the plainer words, too."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in TEXTS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in SUFFIXES and path not in ABOUT_WORDS
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if OLD_WORDS.search(line)
+    ]
+    assert not found, "Rewrite these:\n" + "\n".join(found)
+
+
+def test_names_of_tests_are_plain():
+    """A name says the subject and the behaviour. A relative clause hides the subject."""
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for name in re.findall(r"(?m)^ *(?:async )?def (test_\w+)", path.read_text())
+        if CLAUSES.search(name)
+    ]
+    assert not found, "Rename these:\n" + "\n".join(found)
 
 
 def test_glossary_has_each_term_once_in_alphabetical_order():

@@ -37,7 +37,9 @@ def protos(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_what_breaks_a_peer_or_a_state_is_found(protos: Path, file: str, before: str, after: str, said: str):
+def test_change_that_breaks_peers_or_stored_state_is_found(
+    protos: Path, file: str, before: str, after: str, said: str
+):
     path = protos / f"muster/v1/{file}.proto"
     text = path.read_text()
     assert before in text
@@ -47,7 +49,7 @@ def test_what_breaks_a_peer_or_a_state_is_found(protos: Path, file: str, before:
     assert said in done.stdout
 
 
-def test_what_is_added_breaks_nothing(protos: Path):
+def test_added_message_is_not_a_breaking_change(protos: Path):
     path = protos / "muster/v1/session.proto"
     path.write_text(path.read_text() + "\n// New is new.\nmessage New {}\n")
     done = breaking(protos)

@@ -69,7 +69,9 @@ def package(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_what_is_missing_is_named(package: Path, file: str, before: str, after: str, problem: str):
+def test_missing_reference_entry_or_docstring_is_named(
+    package: Path, file: str, before: str, after: str, problem: str
+):
     text = (package / file).read_text()
     assert before in text
     (package / file).write_text(text.replace(before, after))
@@ -108,7 +110,7 @@ def test_every_service_message_and_enum_is_shown_with_its_comments(descriptors: 
     assert "| 6 | `last_sequence` | optional `uint64` |" in pages["common"]
 
 
-def test_what_has_no_comment_is_refused(descriptors: FileDescriptorSet):
+def test_proto_element_without_a_comment_is_refused(descriptors: FileDescriptorSet):
     copy = FileDescriptorSet()
     copy.CopyFrom(descriptors)
     file = next(one for one in copy.file if one.name == "muster/v1/common.proto")

@@ -28,7 +28,7 @@ def test_all_that_carries_the_version_has_that_of_the_project():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_is_installed_has_it():
+def test_installed_package_has_the_current_version():
     assert version("muster-coordinator") == CURRENT, "Run: make venv"
 
 
@@ -72,7 +72,7 @@ def test_another_version_somewhere_is_named(copy: Path):
     assert f"not of version {CURRENT}, which pyproject.toml has: docs/kubernetes.md." in done.stderr
 
 
-def test_what_is_no_version_is_refused():
+def test_invalid_version_is_refused():
     done = run(ROOT, "v1")
     assert done.returncode == 1
     assert "v1 is no version: give it as 1.2.3" in done.stderr

@@ -332,7 +332,7 @@ async def test_answer_is_refused_while_its_address_leaves_others_unread(world: W
 
 
 @in_virtual_time
-async def test_call_whose_request_does_not_come_is_refused_by_relay():
+async def test_relay_refuses_a_call_if_the_request_does_not_arrive_in_time():
     upstream = Upstream("127.0.0.1:1", name="relay", version="0", stats=RelayStats())
 
     class Silent:

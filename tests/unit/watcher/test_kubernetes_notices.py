@@ -47,7 +47,7 @@ def test_cordoned_node_asks_for_a_save_by_default():
 
 
 @pytest.mark.parametrize(("cordon", "stops"), [("save", [False]), ("stop", [True]), ("ignore", [])])
-def test_what_a_cordon_asks_for_can_be_set(cordon: Any, stops: list[bool]):
+def test_action_for_a_cordon_is_configurable(cordon: Any, stops: list[bool]):
     notices = found(node(spec={"unschedulable": True}), policy=Policy(cordon=cordon))
     assert [notice.stop for notice in notices] == stops
 

@@ -161,7 +161,7 @@ async def test_requests_at_once_are_bounded():
 
 
 @in_virtual_time
-async def test_notice_whose_call_is_cancelled_is_sent_again():
+async def test_notice_is_sent_again_if_its_call_is_cancelled():
     class Cancels(Coordinator):
         async def __call__(self, notice: Notice) -> Sequence[pb.DrainedRun]:
             if not self.heard:

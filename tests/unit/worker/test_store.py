@@ -439,14 +439,14 @@ def test_stores_share_one_channel_for_each_coordinator():
 # ---------------------------------------------------------------------- init_process_group
 
 
-class FakeBarrier:
+class MeetingBarrier:
     """Remembers how it was made; all ranks come at once."""
 
     made: tuple[Any, ...] = ()
     sequence = 4
 
     def __init__(self, *arguments: Any) -> None:
-        FakeBarrier.made = arguments
+        MeetingBarrier.made = arguments
 
     def execute_barrier(self) -> None:
         pass
@@ -464,22 +464,22 @@ class FakeBarrier:
 def test_process_group_keys_carry_the_number_of_the_barrier(
     stub: Stub, monkeypatch: pytest.MonkeyPatch, url: str, environ: dict[str, str], rank: int, run_id: str
 ):
-    monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
+    monkeypatch.setattr(init_method, "GroupBarrier", MeetingBarrier)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     store: Any
     store, *who = next(init_method.meet(url, timeout=timedelta(seconds=20)))
     assert who == [rank, 2]
-    assert FakeBarrier.made == (rank, 2, "init_process_group", ENDPOINT, 20.0, 20.0, run_id)
+    assert MeetingBarrier.made == (rank, 2, "init_process_group", ENDPOINT, 20.0, 20.0, run_id)
     store.set("k", "v")
     assert stub.requests[0].entries[0].key == "init_process_group/4/k"
     assert store.timeout == timedelta(seconds=20)
 
 
 def test_init_method_accepts_several_coordinators(stub: Stub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
+    monkeypatch.setattr(init_method, "GroupBarrier", MeetingBarrier)
     assert next(dist.rendezvous("muster://127.0.0.1:1,127.0.0.1:2/job", 1, 2))[1:] == (1, 2)
-    assert FakeBarrier.made[3] == "127.0.0.1:1,127.0.0.1:2"
+    assert MeetingBarrier.made[3] == "127.0.0.1:1,127.0.0.1:2"
 
 
 @pytest.mark.parametrize(
@@ -494,6 +494,6 @@ def test_unusable_init_method_is_a_value_error(url: str, monkeypatch: pytest.Mon
 
 
 def test_torch_knows_the_init_methods_scheme(stub: Stub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(init_method, "GroupBarrier", FakeBarrier)
+    monkeypatch.setattr(init_method, "GroupBarrier", MeetingBarrier)
     meeting = dist.rendezvous("muster://127.0.0.1:1/job", 1, 2)
     assert next(meeting)[1:] == (1, 2)

@@ -515,9 +515,9 @@ securityContext:
 {{- fail "tokens.enabled: Prometheus needs a token, too: set client.tokenSecret, or tokens.http=false with allowInsecure=true." }}
 {{- end }}
 {{- if and (not (include "muster.secured" .)) (not .Values.allowInsecure) }}
-{{- fail (printf "%s: whoever reaches the port could list runs, change stores and abort barriers. Set %s (docs/kubernetes.md, \"Secure it\"), or allowInsecure=true in a trusted network." (ternary "tokens are off" "TLS is off" .Values.tls.enabled) (ternary "tokens.enabled=true or tls.clientAuth.enabled=true" "tls.enabled=true and tokens.enabled=true" .Values.tls.enabled)) }}
+{{- fail (printf "%s: every client that reaches the port could list runs, change stores and abort barriers. Set %s (docs/kubernetes.md, \"Secure it\"), or allowInsecure=true in a trusted network." (ternary "tokens are off" "TLS is off" .Values.tls.enabled) (ternary "tokens.enabled=true or tls.clientAuth.enabled=true" "tls.enabled=true and tokens.enabled=true" .Values.tls.enabled)) }}
 {{- else if and (not (include "muster.httpSecured" .)) (not .Values.allowInsecure) }}
-{{- fail (printf "%s=false leaves the HTTP port open: whoever reaches it could see the runs and the metrics. Set it to true, or allowInsecure=true in a trusted network." (ternary "tokens.http" "tls.http" $tls.http)) }}
+{{- fail (printf "%s=false leaves the HTTP port open: every client that reaches it could see the runs and the metrics. Set it to true, or allowInsecure=true in a trusted network." (ternary "tokens.http" "tls.http" $tls.http)) }}
 {{- end }}
 {{- include "muster.checkRelay" . }}
 {{- include "muster.checkWatcher" . }}

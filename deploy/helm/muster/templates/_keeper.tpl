@@ -54,7 +54,7 @@ app.kubernetes.io/component: keeper
 {{- fail "tls.clientAuth.enabled: the keepers need a certificate, too: set keeper.client.certificateSecret." }}
 {{- end }}
 {{- if and $keeper.chown (kindIs "invalid" $keeper.podSecurity.runAsUser) }}
-{{- fail "keeper.chown: say to whom the folder is given in keeper.podSecurity.runAsUser, or set keeper.chown=false and have it made on the nodes." }}
+{{- fail "keeper.chown: set the folder's owner in keeper.podSecurity.runAsUser, or set keeper.chown=false and have it made on the nodes." }}
 {{- end }}
 {{- end }}
 {{- end }}

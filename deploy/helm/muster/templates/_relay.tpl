@@ -72,7 +72,7 @@ app.kubernetes.io/component: relay
 {{- fail (printf "relay.tcp.enabled: workers speak TLS to the relays, too: name a Secret with a certificate for %s in relay.tcp.tlsSecret." (include "muster.relay.host" .)) }}
 {{- end }}
 {{- if and (not $relay.tcp.enabled) $relay.socket.chown (not $relay.podSecurity.runAsUser) }}
-{{- fail "relay.socket.chown: say to whom the folder is given in relay.podSecurity.runAsUser, or set relay.socket.chown=false and have it made on the nodes." }}
+{{- fail "relay.socket.chown: set the folder's owner in relay.podSecurity.runAsUser, or set relay.socket.chown=false and have it made on the nodes." }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from muster.client.protocol import MAX_STEP, MAX_WRITE_BYTES, MAX_WRITE_SECONDS
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.events import (
     ArriveOnce,
@@ -19,13 +20,6 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 
 MAX_GENERATION = 2**31 - 1
 """Far beyond any count of restarts, and within every field that a generation or a round is stored in."""
-
-MAX_STEP = 2**63 - 1
-"""Largest step of a save."""
-MAX_WRITE_BYTES = 2**47
-"""Bytes of one rank's part of a save. The sum over 65,536 ranks fits every field that stores it."""
-MAX_WRITE_SECONDS = 366 * 86_400.0
-"""Far beyond any write."""
 
 
 class Checks:

@@ -1,6 +1,7 @@
 """Checks the requests of keepers and ranks about local checkpoints, and hands them to the run's tier."""
 
-from muster.service.core.checks import MAX_STEP, Checks, invalid
+from muster.client.protocol import MAX_STEP
+from muster.service.core.checks import Checks, invalid
 from muster.service.core.local import refusals
 from muster.service.core.local.keepers import Keeper
 from muster.service.core.local.tier import LocalTier

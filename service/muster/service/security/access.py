@@ -172,7 +172,7 @@ class Access:
         if grant is not None:
             return grant
         if self._verifier is None or not tokens.issuers:
-            raise unknown("unknown", "it is none of the tokens of the file")
+            raise unknown("unknown", "it is not a token of the file")
         claims = await self._verifier.verify(token)
         # The tokens file may have changed while a key was fetched.
         tokens = self._tokens()
@@ -322,7 +322,7 @@ def filtered(grant: Grant, rule: Rule, response: Any) -> Any | None:  # noqa: AN
 def _nobody(claims: Claims) -> TokenRefused:
     return TokenRefused(
         Reason.TOKEN_UNKNOWN,
-        f"{claims.bearer} is nobody whom this coordinator lets in. Ask its operator for "
+        f"{claims.bearer} has no grant at this coordinator. Ask its operator for "
         "a [[service_account]] or [[login]] in the tokens file.",
         check="rules",
         issuer=claims.issuer,

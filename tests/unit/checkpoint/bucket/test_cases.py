@@ -131,13 +131,15 @@ def test_a_verdict_of_another_version_is_an_error(objects: FsspecObjects, bucket
 
 
 @pytest.mark.parametrize("name", ["step-1", "nothing", "step-0000000001.0-0-00000000"])
-def test_what_is_none_is_not_read(objects: FsspecObjects, bucket: CheckpointBucket, name: str):
+def test_read_of_a_name_without_a_committed_checkpoint_is_refused(
+    objects: FsspecObjects, bucket: CheckpointBucket, name: str
+):
     commit(objects, bucket, 1)
     with pytest.raises(UncommittedError, match=f"{name} is not a committed checkpoint"):
         bucket.read(name)
 
 
-def test_what_was_abandoned_is_not_committed_nor_read(objects: FsspecObjects, bucket: CheckpointBucket):
+def test_abandoned_attempt_is_neither_committed_nor_read(objects: FsspecObjects, bucket: CheckpointBucket):
     attempt = written(objects, bucket, 1)
     sweeper = CheckpointBucket(objects, objects.url, "another job")
     # Another job that begins takes nobody else to be at work.
@@ -150,7 +152,9 @@ def test_what_was_abandoned_is_not_committed_nor_read(objects: FsspecObjects, bu
     assert objects.names() == set()
 
 
-def test_what_comes_after_the_sweep_is_known_for_what_it_is(objects: FsspecObjects, bucket: CheckpointBucket):
+def test_commit_of_a_swept_attempt_reports_the_missing_files(
+    objects: FsspecObjects, bucket: CheckpointBucket
+):
     attempt = written(objects, bucket, 1)
     CheckpointBucket(objects, objects.url, "job").sweep(None)
     assert objects.names() == set()
@@ -207,7 +211,7 @@ def test_one_listing_that_is_short_does_not_hide_the_newest_checkpoint(
     assert fresh.latest() == newest
 
 
-def test_who_looks_while_retention_removes_finds_the_newer_one(
+def test_latest_finds_the_newer_checkpoint_if_retention_removes_the_older_meanwhile(
     objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
 ):
     commit(objects, bucket, 1)
@@ -224,7 +228,7 @@ def test_who_looks_while_retention_removes_finds_the_newer_one(
     assert CheckpointBucket(objects, objects.url, "job").latest() == newer[0]
 
 
-def test_who_is_shown_what_is_not_there_does_not_look_for_ever(
+def test_latest_gives_up_if_listings_keep_showing_removed_checkpoints(
     objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
 ):
     commit(objects, bucket, 1)
@@ -242,7 +246,7 @@ def test_a_folder_of_checkpoints_is_refused(objects: FsspecObjects, bucket: Chec
         bucket.check_kind()
 
 
-def test_what_two_have_swept_is_not_committed_between_the_two(
+def test_attempt_is_not_committed_between_two_concurrent_sweeps(
     objects: FsspecObjects, bucket: CheckpointBucket, monkeypatch: pytest.MonkeyPatch
 ):
     attempt = bucket.attempt(1, FIRST)

@@ -239,7 +239,7 @@ def settle(world: World) -> None:
     keep_last=st.sampled_from([None, 1, 2]),
     runs=st.sampled_from([("job", "job"), ("job-1", "job-2")]),
 )
-def test_what_was_ever_found_stays_whole_and_nothing_is_left_over(
+def test_committed_checkpoints_stay_whole_and_no_leftovers_remain_under_faults(
     seed: int, faults: float, keep_last: int | None, runs: tuple[str, str]
 ):
     world = World(exclusive=True, keep_last=keep_last)

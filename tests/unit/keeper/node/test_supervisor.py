@@ -119,7 +119,7 @@ async def test_folder_of_a_run_that_nobody_uses_any_more_is_deleted(tmp_path: Pa
         await happens(again.exists)
 
 
-async def test_run_whose_rank_comes_back_at_the_last_moment_keeps_its_folder(tmp_path: Path):
+async def test_run_keeps_its_folder_if_a_rank_returns_just_before_deletion(tmp_path: Path):
     pid = ask(tmp_path, "a")
     async with keeping(tmp_path, idle=3600):
         await happens(pid.exists)

@@ -21,7 +21,7 @@ BEYOND = ["10.0.0.1:1", "0.0.0.0:1", "[::]:1", "muster.example:1"]
 
 def check(listen: str, security: Security, insecure: bool = False) -> None:
     address = Address.parse(listen)
-    check_rpc_exposed(address, security, insecure=insecure, use="whoever reaches it could do harm")
+    check_rpc_exposed(address, security, insecure=insecure, use="anyone could do harm")
 
 
 def check_http(http: str, security: Security, insecure: bool = False) -> None:
@@ -41,9 +41,9 @@ def test_port_on_loopback_needs_neither_tls_nor_tokens(address: str):
 @pytest.mark.parametrize(
     ("security", "lacking"),
     [
-        (Security(), "without --tls-cert and without --tokens-file or --tls-client-ca: whoever .* Give them"),
-        (Security(tokens_file=TOKENS), "without --tls-cert: whoever reaches it could do harm. Give it"),
-        (Security(tls=TLS), "without --tokens-file or --tls-client-ca: whoever reaches it .* Give it"),
+        (Security(), "without --tls-cert and without --tokens-file or --tls-client-ca: anyone .* Give them"),
+        (Security(tokens_file=TOKENS), "without --tls-cert: anyone could do harm. Give it"),
+        (Security(tls=TLS), "without --tokens-file or --tls-client-ca: anyone .* Give it"),
         (Security(tls=TLS, tokens_file=TOKENS), ""),
         (Security(tls=MUTUAL), ""),
     ],

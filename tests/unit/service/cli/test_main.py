@@ -57,7 +57,7 @@ def test_top_refuses_a_stdout_that_is_not_a_terminal():
         ("stack", "job1", "--interval=1"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(arguments):
+def test_invalid_arguments_are_a_usage_error(arguments):
     result = invoke(*arguments)
     assert result.exit_code == Exit.USAGE
     assert "Error: " in result.stderr

@@ -75,7 +75,7 @@ def test_no_node_waits_after_closing(job):
     assert (a.waiting, b.waiting) == (0, 0)
 
 
-def test_who_was_away_learns_of_it_when_it_is_back(job):
+def test_disconnected_nodes_and_ranks_learn_of_the_close_when_they_reconnect(job):
     a, _, c = job.agents
     zero = job.clients[0]
     a.lose_stream()
@@ -218,7 +218,7 @@ def test_members_of_a_closed_run_finish_their_barriers(job):
     job.assert_good()
 
 
-def test_who_closes_may_end_the_barriers_too(job):
+def test_close_with_abort_ends_open_barriers(job):
     zero, one = job.clients
     zero.arrive()
     zero.arrive("eval")

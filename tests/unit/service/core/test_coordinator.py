@@ -313,7 +313,7 @@ def test_ordinal_of_a_later_epoch_is_replaced(world):
     assert ordinal >> EPOCH_SHIFT == 1
 
 
-def test_call_whose_join_is_refused_has_not_arrived():
+def test_call_with_a_refused_join_has_not_arrived():
     world = World(2)
     one, two = world.call(0), world.call(1)
     world.hang_up(one)

@@ -37,7 +37,7 @@ def test_addresses_are_ordered_as_people_count(addresses, order):
 
 
 @pytest.mark.parametrize("run", [RUN, "another", "", "x" * 10_000])
-def test_who_has_no_place_leaves_without_harm(full, run):
+def test_node_without_a_place_leaves_without_effect(full, run):
     event = LeaveRendezvous(full.new_session(), run, "stranger")
     assert full.ask(event) == [NodeLeft(had_place=False)]
     assert list(full.coordinator.runs) == [RUN]

@@ -49,7 +49,7 @@ def reset_while_awaited(world: World) -> Client:
 # ---------------------------------------------------------------------- ranks
 
 
-def test_rank_whose_connection_ended_is_lost_after_the_grace(world: World):
+def test_rank_with_a_reset_connection_is_lost_after_the_grace(world: World):
     reset_while_awaited(world)
     world.wait(GRACE - SHORT)
     assert states(world) == [MemberState.CONNECTED, MemberState.DISCONNECTED]
@@ -107,7 +107,7 @@ def test_return_after_another_outage_gives_no_time(world: World):
     assert states(world) == [MemberState.CONNECTED, MemberState.LOST]
 
 
-def test_rank_whose_stream_the_coordinator_ended_has_the_session_ttl(world: World):
+def test_rank_has_the_session_ttl_to_return_if_the_coordinator_ended_its_stream(world: World):
     """For example, its token was revoked, and it may need time to get another one."""
     world.start(0).lose_connection()
     world.wait(TTL - SHORT)
@@ -126,7 +126,7 @@ def test_each_loss_has_its_own_time(world: World):
     assert states(world) == [MemberState.DISCONNECTED]
 
 
-def test_ranks_behind_a_relay_whose_connection_ended_have_the_session_ttl(world: World):
+def test_ranks_behind_a_relay_with_a_reset_connection_have_the_session_ttl_to_return(world: World):
     """The relay may have died alone. Its ranks notice that by their own pings."""
     node = Node(world, 0, 1)
     world.do(Disconnected(node.session, reset=True))
@@ -168,7 +168,7 @@ def lose(world: RendezvousWorld, agent: Agent, *, reset: bool) -> None:
     world.do(Disconnected(session, reset))
 
 
-def test_spare_takes_the_place_of_a_node_whose_connection_ended_after_the_grace():
+def test_spare_replaces_a_node_with_a_reset_connection_after_the_grace():
     world = job()
     _, b, c = world.agents
     lose(world, world.agents[0], reset=True)
@@ -208,7 +208,7 @@ def test_nodes_that_come_back_one_after_the_other_keep_their_places():
     assert [agent.waiting for agent in (a, b, c)] == [0, 0, 0]
 
 
-def test_node_whose_stream_the_coordinator_ended_has_its_keep_alive_timeout():
+def test_node_has_the_keep_alive_timeout_to_return_if_the_coordinator_ended_its_stream():
     world = job()
     lose(world, world.agents[0], reset=False)
     world.wait(KEEP_ALIVE - SHORT)

@@ -1,4 +1,4 @@
-"""For whom streams speak: a relay's line gains, loses and regains processes, each judged alone."""
+"""The processes of a stream: a relay's line gains, loses and regains processes, each judged alone."""
 
 import pytest
 
@@ -157,7 +157,7 @@ def test_another_stream_may_speak_for_the_same_rank(world: World):
 
 
 @pytest.mark.parametrize("kind", [AddProcesses, RemoveProcesses])
-def test_what_is_for_relays_is_refused_on_another_stream(
+def test_relay_message_on_a_stream_without_a_relay_is_refused(
     world: World, kind: type[AddProcesses] | type[RemoveProcesses]
 ):
     client = world.start(0)
@@ -209,7 +209,7 @@ def test_evicted_process_is_refused_and_its_neighbours_are_not(world: World):
     assert node.refused(info(0), info(1), info(2)) == [Reason.EVICTED, None, None]
 
 
-def test_who_enters_a_closed_run_hears_that_with_its_rank(world: World):
+def test_known_rank_that_enters_a_closed_run_is_told_and_a_new_rank_is_refused(world: World):
     node = Node(world, 0, 1)
     closed = CloseRun(world.new_session(), RUN, "ann@desk", "done")
     world.do(closed)
@@ -261,7 +261,7 @@ def test_goodbye_of_one_rank_fails_only_barriers_that_need_it(world: World):
     )
 
 
-def test_one_whose_connection_to_the_relay_broke_has_the_session_ttl(world: World):
+def test_process_that_loses_its_relay_connection_has_the_session_ttl_to_return(world: World):
     node = Node(world, 0, 1, 2, 3)
     node.arrive(0, 1, 2)
     node.part(3)
@@ -426,5 +426,5 @@ def test_relay_stream_outlives_an_unused_run_and_creates_it_again():
     world.wait(101.0)
     assert world.coordinator.runs == {}
     assert node.ranks == [0, 1], "they are of a generation that is over, and have not parted"
-    assert node.refused(info(1, "anew")) == [None]
+    assert node.refused(info(1, "again")) == [None]
     assert (node.ranks, world.coordinator.sessions.relayed) == ([1], 1)

@@ -167,7 +167,7 @@ def test_change_that_is_sent_again_is_answered_and_not_carried_out(stores: Store
 
 
 @pytest.mark.parametrize("crash", Crash)
-def test_add_whose_answer_was_lost_in_a_crash_counts_once(stores: Stores, crash: Crash):
+def test_add_repeated_after_a_crash_counts_once(stores: Stores, crash: Crash):
     stores.ask(Add("n", 1, OperationId("c", 1)))
     stores.world.crash_next = crash
     add = Add("n", 1, OperationId("c", 2))
@@ -176,7 +176,7 @@ def test_add_whose_answer_was_lost_in_a_crash_counts_once(stores: Stores, crash:
     assert stores.ask(Get(("n",), 1.0)) == Values((b"2",))
 
 
-def test_what_a_change_wrote_and_its_answer_are_kept_in_one_step(stores: Stores):
+def test_store_change_and_its_answer_are_recorded_together(stores: Stores):
     stores.ask(Add("n", 5, OperationId("c", 1)))
     kinds = {type(record) for record in stores.world.last.records}
     assert kinds >= {StoreKeyRecord, StoreOperationRecord}
@@ -343,7 +343,9 @@ def test_restart_loses_nothing_that_was_answered(stores: Stores):
         (Get(("k",), -1.0), "timeout"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_begins_no_run(stores: Stores, operation: Operation, field: str):
+def test_invalid_store_operation_is_refused_and_creates_no_run(
+    stores: Stores, operation: Operation, field: str
+):
     refusal = stores.refused(operation)
     assert (refusal.reason, refusal.metadata) == (Reason.INVALID_ARGUMENT, {"field": field})
     assert stores.world.coordinator.runs == {}

@@ -82,7 +82,7 @@ def test_at_most_so_many_come_out_at_once_and_the_others_stay_due():
     assert timers.pop_due(9.0, 2) == ["c"]
 
 
-def test_what_is_armed_for_infinity_is_never_woken():
+def test_item_armed_for_infinity_is_never_woken():
     timers = Timers[str]()
     timers.arm("a", float("inf"))
     assert timers.next_time() is None

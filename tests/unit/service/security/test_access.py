@@ -263,7 +263,7 @@ def test_refused_node_is_named_with_the_allowed_ones_and_logged(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("nodes", [("node-2",), ("node-1", "node-2"), ()])
-async def test_grant_whose_nodes_changed_counts_as_revoked(nodes: tuple[str, ...]):
+async def test_grant_with_changed_nodes_counts_as_revoked(nodes: tuple[str, ...]):
     mine = watcher("node-1")
     checks = guard(mine)
     with pytest.raises(Refusal) as caught:

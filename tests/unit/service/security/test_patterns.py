@@ -60,7 +60,7 @@ def test_patterns_that_match_one_run_overlap(one: str, other: str, run_id: str):
         assert overlap(one, other)
 
 
-def test_overlapping_names_holders_whose_patterns_meet_by_accident():
+def test_overlapping_names_holders_with_accidentally_overlapping_patterns():
     holders = [
         ("team-a", ["team-a-*", "shared-*"]),
         ("team-a-b", ["team-a-b-*", "shared-*"]),

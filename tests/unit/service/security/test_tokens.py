@@ -181,7 +181,7 @@ def test_token_stands_in_the_header(header: str, token: str | None):
     assert bearer(header) == token
 
 
-def test_workers_whose_runs_overlap_by_accident_are_named(file: Path):
+def test_workers_with_accidentally_overlapping_runs_are_named(file: Path):
     """A glob of one team's runs matches those of a team whose name begins with the same words."""
     tables = [
         f'[[token]]\nname = "{name}"\nrole = "{role}"\nruns = ["{runs}"]\ntoken = "{SECRET}-{name}"\n'

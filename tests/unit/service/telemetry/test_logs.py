@@ -125,7 +125,7 @@ def test_a_pipe_that_nobody_drains_stops_nothing(log_format: str):
     assert (done.returncode, done.stdout) == (0, "alive\n")
 
 
-def test_a_pipe_whose_reader_is_gone_stops_nothing():
+def test_log_pipe_without_a_reader_does_not_stop_the_process():
     read, write = os.pipe()
     os.close(read)
     try:
@@ -228,7 +228,7 @@ raise RuntimeError("nobody caught it")
 """
 
 
-def test_every_line_of_a_json_log_is_one_object_whoever_wrote_it():
+def test_every_json_log_line_is_a_single_object_regardless_of_its_source():
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", EVERYTHING], capture_output=True, text=True, timeout=PATIENCE
     )

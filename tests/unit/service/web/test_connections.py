@@ -66,7 +66,7 @@ async def assert_let_go(connection: tuple[asyncio.StreamReader, asyncio.StreamWr
         assert await asyncio.wait_for(connection[0].read(), PATIENCE) == b""
 
 
-async def test_who_came_first_makes_room_when_there_are_as_many_as_may_be():
+async def test_oldest_connection_is_closed_if_a_new_connection_exceeds_the_limit():
     async with port(2) as number:
         held = [await connect(number) for _ in range(2)]
         for one in held:
@@ -117,7 +117,7 @@ async def test_a_connection_counts_before_tls_begins_on_it(tmp_path: Path):
         await close(*silent, served)
 
 
-async def test_who_speaks_no_tls_is_let_go(tmp_path: Path):
+async def test_plain_http_connection_to_the_tls_port_is_closed(tmp_path: Path):
     serving, asking = contexts(tmp_path)
     async with port(1, context=serving) as number:
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
@@ -133,7 +133,7 @@ async def test_who_speaks_no_tls_is_let_go(tmp_path: Path):
                 later[1].close()
 
 
-async def test_who_has_not_begun_is_let_go_at_the_end(tmp_path: Path):
+async def test_connection_without_a_tls_handshake_is_closed_at_shutdown(tmp_path: Path):
     async with port(1, context=contexts(tmp_path)[0]) as number:
         first, second = await connect(number), await connect(number)
         # It has made room, so the second has been taken.
@@ -174,7 +174,7 @@ async def test_the_wildcard_of_ipv6_is_that_of_ipv4_as_well():
             await close(connection)
 
 
-async def test_who_takes_none_of_an_answer_is_let_go(monkeypatch: pytest.MonkeyPatch):
+async def test_client_that_reads_no_answers_is_disconnected(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connections, "SILENCE_TIMEOUT", 0.2)
 
     async with port(1) as number:

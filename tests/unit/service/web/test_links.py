@@ -61,7 +61,7 @@ def test_stacks_have_a_page_and_a_json_view(run_id: str, page: str):
     assert links.stacks_json(run_id, (), "") == f"{page}.json"
 
 
-def test_of_whom_one_wants_to_know_stands_in_the_query():
+def test_stacks_links_have_ranks_and_missing_group_in_the_query():
     query = "?rank=3&rank=5&missing=a%2Fb%26c%20d%23"
     assert links.stacks_page("job1", (3, 5), "a/b&c d#") == f"runs/job1/stacks{query}"
     assert links.stacks_json("job1", (3, 5), "a/b&c d#") == f"runs/job1/stacks.json{query}"

@@ -234,7 +234,7 @@ def both(words: list[str], lines: int) -> list[str]:
 @given(st.lists(texts, min_size=1, max_size=30), st.integers(1, 4))
 @example(HOSTILE, 3)
 @example(["<script>"], 1)
-def test_what_is_data_makes_no_markup(words: list[str], lines: int):
+def test_hostile_data_adds_no_markup(words: list[str], lines: int):
     # The same hosts fold into the same rows, so that the benign twin of a word is as different as it is.
     benign = {word: f"w{number}" for number, word in enumerate(dict.fromkeys(words))}
     for hostile_page, benign_page in zip(
@@ -252,7 +252,7 @@ def test_what_is_data_makes_no_markup(words: list[str], lines: int):
         assert not any(name.startswith("on") or name == "style" for name in attributes)
 
 
-def test_what_is_data_can_be_read():
+def test_hostile_data_is_readable_as_text():
     overview, run = a_look(cycle(HOSTILE), 3)
     for page in (pages.overview_page(overview, ""), pages.run_page(run, "../")):
         text = Markup(page).text
@@ -299,7 +299,7 @@ def run_of(scene: scenes.Scene, run_id: str) -> Markup:
     )
 
 
-def test_all_runs_are_there_with_their_open_barriers_and_who_is_missing(sixteen: scenes.Scene):
+def test_overview_shows_all_runs_with_open_barriers_and_missing_ranks(sixteen: scenes.Scene):
     page = overview_of(sixteen)
     assert "llama-70b checkpoint #2 14 of 16 waiting 41s , 4m19s left" in page.text
     assert "rank 6 (gpu-a0, pid 4106, connected, still at #1)" in page.text
@@ -356,7 +356,7 @@ def test_page_shows_what_no_rank_told_as_nothing(sixteen: scenes.Scene):
     assert "Newest step – Committed 41s ago, at checkpoint #3 Size – Slowest write – So far 1 Members" in text
 
 
-def test_page_of_a_run_whose_saves_all_failed_says_so(sixteen: scenes.Scene):
+def test_page_of_a_run_with_only_failed_saves_says_that_none_was_committed(sixteen: scenes.Scene):
     taken = page_data.take_run(sixteen.coordinator, "vit-small", sixteen.instant, singly=False)
     shown = some(taken.run.checkpoints)
     history = CheckpointHistory(failures=shown.history.failures)
@@ -392,7 +392,7 @@ def test_page_of_a_run_with_keepers_alone_says_that_no_checkpoint_was_made():
     assert "Local checkpoints Keepers connected 1 of 2 None was made yet." in text
 
 
-def test_a_closed_run_says_by_whom_and_why(sixteen: scenes.Scene):
+def test_page_of_a_closed_run_shows_author_and_reason_of_the_close(sixteen: scenes.Scene):
     text = run_of(sixteen, "vit-sweep-3").text
     assert "Closed by ann@desk at 2026-09-21T14:30:00Z : the budget is spent" in text
     assert "No barrier is open." in text
@@ -413,7 +413,7 @@ def test_many_missing_ranks_are_folded_by_reason_and_host(many: scenes.Scene):
     )
 
 
-def test_what_the_missing_of_a_run_do_is_said(sixteen: scenes.Scene, many: scenes.Scene):
+def test_run_page_shows_the_activity_of_missing_ranks(sixteen: scenes.Scene, many: scenes.Scene):
     def doing(view: barrier_views.BarrierView) -> barrier_views.BarrierView:
         told = (dataclasses.replace(one, doing=f"reads data.py:{one.rank % 2}") for one in view.missing)
         return dataclasses.replace(view, missing=tuple(told))

@@ -50,7 +50,7 @@ async def test_metrics_are_in_the_text_format_that_prometheus_reads(client: Clie
     assert things.samples[0].value == 3
 
 
-async def test_metrics_are_in_openmetrics_for_those_who_ask(client: Client):
+async def test_metrics_are_in_openmetrics_if_the_client_accepts_openmetrics(client: Client):
     answer = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     assert (await answer.text()).endswith("# EOF\n")
@@ -95,7 +95,7 @@ async def test_metrics_are_taken_on_the_loop_and_encoded_beside_it(scraper: Clie
     assert scraped.collected != [here]
 
 
-async def test_those_who_scrape_at_once_cost_what_one_does(scraper: Client, scraped: Scraped):
+async def test_concurrent_scrapes_collect_the_metrics_once(scraper: Client, scraped: Scraped):
     said = await asyncio.gather(*(scraper.get("/metrics") for _ in range(20)))
     assert {await one.text() for one in said} == {await (await scraper.get("/metrics")).text()}
     assert len(scraped.taken) == 1
@@ -119,7 +119,7 @@ async def test_the_version_that_a_client_names_makes_no_answer_of_its_own(
     assert len(scraped.taken) == 1
 
 
-async def test_metrics_are_zipped_for_those_who_take_that(scraper: Client):
+async def test_metrics_are_gzipped_if_the_client_accepts_gzip(scraper: Client):
     plain, zipped = [
         await scraper.get("/metrics", headers={"Accept-Encoding": encoding})
         for encoding in ("identity", "gzip")

@@ -87,7 +87,7 @@ def sixteen(scene: scenes.Scene) -> scenes.Job:
     return job
 
 
-async def test_the_most_frequent_place_is_first_and_who_differs_is_named(client: Client, scene: AskedScene):
+async def test_most_frequent_place_is_first_and_differing_ranks_are_named(client: Client, scene: AskedScene):
     sixteen(scene)
     text = (await page(client, "/runs/job1/stacks")).text
     assert "1 differs from the crowd: rank 5 Answered 15 of 16" in text
@@ -97,7 +97,9 @@ async def test_the_most_frequent_place_is_first_and_who_differs_is_named(client:
     assert f"Without an answer rank 11 (node-1, pid 4111): {words.NO_ANSWER}" in text
 
 
-async def test_frames_are_shown_innermost_first_and_whose_they_are(client: Client, scene: AskedScene):
+async def test_frames_are_shown_innermost_first_and_library_frames_are_marked(
+    client: Client, scene: AskedScene
+):
     sixteen(scene)
     shown = await page(client, "/runs/job1/stacks?rank=0")
     assert (
@@ -126,7 +128,7 @@ async def test_a_single_process_is_shown_with_its_threads_and_what_it_says_of_it
     assert details == [["open"], []], "the main thread is shown at once"
 
 
-async def test_those_of_whom_one_wants_to_know_are_asked(client: Client, scene: AskedScene):
+async def test_only_the_requested_ranks_are_asked(client: Client, scene: AskedScene):
     job = sixteen(scene)
     job.join("a&b")
     job.meet("a&b", 0, without=(5, 11))
@@ -227,7 +229,7 @@ async def test_links_lead_somewhere(client: Client, scene: AskedScene):
         ("/runs/job1/stacks?missing=", 400, "INVALID_ARGUMENT"),
     ],
 )
-async def test_what_cannot_be_shown_is_said(
+async def test_invalid_stacks_request_is_answered_with_a_status_and_a_reason(
     client: Client, scene: AskedScene, path: str, status: int, reason: str
 ):
     job = sixteen(scene)
@@ -240,7 +242,7 @@ async def test_what_cannot_be_shown_is_said(
     assert scene.asked == []
 
 
-async def test_too_many_who_ask_at_once_are_told_so(client: Client, scene: AskedScene):
+async def test_stacks_request_beyond_the_limit_is_answered_with_429(client: Client, scene: AskedScene):
     sixteen(scene)
     scene.refusal = Refusal(Reason.LIMIT_EXCEEDED, "ask again soon")
     answer = await client.get("/runs/job1/stacks")
@@ -347,7 +349,7 @@ def both(word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("word", HOSTILE)
-def test_what_a_process_says_makes_no_markup(word: str):
+def test_text_from_a_process_adds_no_markup(word: str):
     for hostile, benign in zip(both(word), both("w"), strict=True):
         shown, expected = Markup(hostile), Markup(benign)
         assert shown.skeleton == expected.skeleton
@@ -357,7 +359,7 @@ def test_what_a_process_says_makes_no_markup(word: str):
         assert list(shown.of("class")) == list(expected.of("class"))
 
 
-def test_what_a_process_says_can_be_read():
+def test_text_from_a_process_is_shown_readably():
     alone, beside = (Markup(page).text for page in both("<b>\x1b[31m"))
     assert "thread <b>\\x1b[31m Function Line <b>\\x1b[31m <b>\\x1b[31m :1" in alone
     assert f"rank 1 (<b>\\x1b[31m, pid 1): {words.NO_ANSWER}" in beside

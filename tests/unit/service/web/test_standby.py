@@ -51,7 +51,7 @@ async def client(told: Told) -> AsyncIterator[TestClient[Any, Any]]:
         yield client
 
 
-async def test_the_page_says_who_leads_and_who_is_there(client: TestClient[Any, Any], told: Told):
+async def test_standby_page_names_the_leader_and_lists_the_replicas(client: TestClient[Any, Any], told: Told):
     answer = await client.get("/")
     page = await answer.text()
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")

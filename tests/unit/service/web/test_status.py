@@ -124,7 +124,7 @@ async def test_a_coordinator_that_has_retired_tells_nothing(client: Client, scen
 
 
 @pytest.mark.parametrize("path", LOOKS)
-async def test_who_looks_while_it_retires_is_told_so(client: Client, scene: CountedScene, path: str):
+async def test_request_during_retirement_is_answered_with_503(client: Client, scene: CountedScene, path: str):
     scene.may_look.clear()
     looking = asyncio.ensure_future(client.get(path))
     await scene.looked_at.wait()
@@ -214,7 +214,7 @@ async def test_a_hundred_viewers_cost_what_one_does(client: Client, scene: Count
     assert scene.looks == 2, "the JSON view is another response"
 
 
-async def test_it_is_sent_zipped_to_those_who_take_that(client: Client, scene: CountedScene):
+async def test_page_is_gzipped_if_the_client_accepts_gzip(client: Client, scene: CountedScene):
     scenes.Job(scene, "job1", 8)
     plain = await client.get("/runs/job1", headers={"Accept-Encoding": "identity"})
     assert "Content-Encoding" not in plain.headers

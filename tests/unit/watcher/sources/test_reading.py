@@ -78,7 +78,7 @@ def test_time_is_near_or_refused(text: str):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 60_000, b"9" * 5_000, b"<html>"])
-def test_what_is_not_json_is_refused(body: bytes):
+def test_body_that_is_not_json_is_refused(body: bytes):
     with pytest.raises(LookError, match="it is not JSON"):
         document(body, "it")
 
@@ -93,19 +93,19 @@ def test_garbage_is_json_or_refused(body: bytes):
 
 
 @pytest.mark.parametrize("value", [None, {}, "x", [1], [None], [[]], [{}] * (MAX_EVENTS + 1)])
-def test_what_is_not_a_short_list_of_objects_is_refused(value: object):
+def test_value_that_is_not_a_short_list_of_objects_is_refused(value: object):
     with pytest.raises(LookError):
         items(value, "it")
 
 
 @pytest.mark.parametrize("value", [None, [], "x", 1])
-def test_what_is_not_an_object_is_refused(value: object):
+def test_value_that_is_not_an_object_is_refused(value: object):
     with pytest.raises(LookError):
         mapping(value, "it")
 
 
 @pytest.mark.parametrize("value", [None, 1, "", "a b", "a\nb", "ä", "x" * 129, ["a"]])
-def test_what_an_id_cannot_have_is_refused(value: object):
+def test_invalid_id_is_refused(value: object):
     with pytest.raises(LookError):
         name({"EventId": value}, "EventId", "it")
 

@@ -1,6 +1,6 @@
 """A vote that is repeated until its outcome is known."""
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -10,24 +10,17 @@ from muster.worker.errors import MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.groups.pending import EarlyWarning
 from muster.worker.groups.voting import VotingBarrier
 from muster.worker.saves.local_barrier import LocalBarrier
+from tests.support.saves.scripted_barrier import ScriptedBarrier
 
 DECISION = Decision("save", 3, Outcome.ABORTED, "rank 1 failed")
 VOTE = "disk full", 7.0, b"word", EarlyWarning(1.0, "hint"), WriteReport(step=9)
 
 
-class ScriptedBarrier(VotingBarrier):
-    """Answers each vote by the next of some answers."""
-
-    def __init__(self, *answers: Decision | MusterError) -> None:
-        self.answers = list(answers)
-        self.votes: list[tuple[Any, ...]] = []
-
-    def vote(self, *vote: Any) -> Decision:
-        self.votes.append(vote)
-        answer = self.answers.pop(0)
-        if isinstance(answer, MusterError):
-            raise answer
-        return answer
+def answering(*answers: Decision | MusterError) -> ScriptedBarrier:
+    barrier = ScriptedBarrier()
+    for answer in answers:
+        barrier.answers.put(answer)
+    return barrier
 
 
 def unknown() -> OutcomeUnknownError:
@@ -36,30 +29,32 @@ def unknown() -> OutcomeUnknownError:
 
 def test_vote_is_repeated_unchanged_until_it_is_decided():
     first, second = unknown(), unknown()
-    barrier = ScriptedBarrier(first, second, DECISION)
+    barrier = answering(first, second, DECISION)
     heard: list[MusterError] = []
-    assert barrier.vote_until_decided(heard.append, *VOTE) is DECISION
+    decision = barrier.vote_until_decided(heard.append, *VOTE)
+    assert (decision.outcome, decision.message) == (DECISION.outcome, DECISION.message)
     assert heard == [first, second]
-    assert barrier.votes == [VOTE] * 3
+    assert [barrier.heard() for _ in range(3)] == ["disk full"] * 3
+    assert (barrier.timeouts, barrier.reports) == ([7.0] * 3, [WriteReport(step=9)] * 3)
 
 
 def test_vote_ends_without_a_decision_if_its_callback_raises():
-    barrier = ScriptedBarrier(unknown(), DECISION)
+    barrier = answering(unknown(), DECISION)
 
     def give_up(error: OutcomeUnknownError) -> NoReturn:
         raise error
 
     with pytest.raises(OutcomeUnknownError):
         barrier.vote_until_decided(give_up)
-    assert barrier.answers == [DECISION]
+    assert barrier.answers.qsize() == 1
 
 
 def test_vote_is_not_repeated_after_a_refusal():
-    barrier = ScriptedBarrier(RefusedError("evicted", "EVICTED"), DECISION)
+    barrier = answering(RefusedError("evicted", "EVICTED"), DECISION)
     heard: list[MusterError] = []
     with pytest.raises(RefusedError):
         barrier.vote_until_decided(heard.append)
-    assert (heard, len(barrier.votes)) == ([], 1)
+    assert (heard, len(barrier.timeouts)) == ([], 1)
 
 
 def test_barriers_of_one_rank_and_of_a_group_repeat_votes():

@@ -2,9 +2,10 @@
 
 import pytest
 
+from muster.client.protocol import MAX_STEP, MAX_WRITE_BYTES, MAX_WRITE_SECONDS
 from muster.v1 import common_pb2 as pb
 from muster.worker.groups.pending import pending
-from muster.worker.groups.write_report import MAX_BYTES, MAX_SECONDS, MAX_STEP, WriteReport
+from muster.worker.groups.write_report import WriteReport
 
 
 def test_report_travels_with_the_arrival_of_its_rank():
@@ -31,11 +32,11 @@ def test_unknown_values_are_absent_and_zero_is_present():
         ("step", -1),
         ("step", MAX_STEP + 1),
         ("bytes", -1),
-        ("bytes", MAX_BYTES + 1),
+        ("bytes", MAX_WRITE_BYTES + 1),
         ("seconds", -0.1),
         ("seconds", float("nan")),
         ("seconds", float("inf")),
-        ("seconds", MAX_SECONDS + 1),
+        ("seconds", MAX_WRITE_SECONDS + 1),
     ],
 )
 def test_out_of_range_number_is_refused(field: str, value: float):

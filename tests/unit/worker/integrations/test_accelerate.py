@@ -140,7 +140,7 @@ def test_folder_that_cannot_be_looked_at_at_first_is_not_replaced(
     assert names(tmp_path / "out") == {"args.json"}
 
 
-def test_what_is_not_committed_is_not_loaded(tmp_path: Path):
+def test_uncommitted_checkpoint_is_not_loaded(tmp_path: Path):
     made, _ = prepared(tmp_path)
     with pytest.raises(UncommittedError, match="no committed checkpoint"):
         made.load_state()
@@ -151,7 +151,7 @@ def test_what_is_not_committed_is_not_loaded(tmp_path: Path):
         made.load_state(str(tmp_path / "checkpoints" / "checkpoint_3"))
 
 
-def test_what_is_there_already_is_not_replaced_by_number(tmp_path: Path):
+def test_numbered_save_does_not_replace_an_existing_checkpoint(tmp_path: Path):
     made, _ = prepared(tmp_path)
     made.save_state()
     made.project_configuration.iteration = 0
@@ -169,7 +169,7 @@ def test_one_that_is_made_sweeps_and_gives_names_back(tmp_path: Path):
     assert names(folder) == {"checkpoint_0"}
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path: Path):
+def test_invalid_options_are_refused(tmp_path: Path):
     other: Any = "an accelerator"
     with pytest.raises(TypeError, match="'an accelerator' is no"):
         commit_together(other)

@@ -67,7 +67,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_what_is_saved_is_loaded_and_the_name_can_be_used_again(tmp_path: Path):
+def test_saved_checkpoint_is_loaded_and_its_name_can_be_reused(tmp_path: Path):
     path = tmp_path / "last"
     for value in (1.0, 2.0):
         dcp.save(state(value), storage_writer=CommittedWriter(path))
@@ -124,7 +124,7 @@ def test_a_save_that_fails_leaves_what_was_there(
     assert names(tmp_path) == {"last"}
 
 
-def test_what_is_not_committed_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_uncommitted_checkpoint_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "last"
     dcp.save(state(1.0), checkpoint_id=path)
     assert "is not a committed checkpoint" in refused(path, caplog)
@@ -133,7 +133,7 @@ def test_what_is_not_committed_is_not_loaded(tmp_path: Path, caplog: pytest.LogC
         CommittedReader(path).read_metadata()
 
 
-def test_what_is_replaced_while_it_is_loaded_is_not_mixed(tmp_path: Path):
+def test_load_fails_if_the_checkpoint_is_replaced_meanwhile(tmp_path: Path):
     path = tmp_path / "last"
     dcp.save(state(1.0), storage_writer=CommittedWriter(path))
     reader, other = CommittedReader(path), CommittedReader(path)
@@ -158,7 +158,7 @@ def test_a_writer_that_is_told_of_another_name_writes_on_where_it_was(tmp_path: 
     assert writer.checkpoint_id == tmp_path / "b"
 
 
-def test_what_is_not_on_the_disk_cannot_be_committed(tmp_path: Path):
+def test_writer_without_file_sync_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="sync_files=False"):
         CommittedWriter(tmp_path / "last", sync_files=False)
 
@@ -219,7 +219,7 @@ def test_name_that_cannot_be_looked_at_is_not_overwritten(tmp_path: Path, monkey
     assert float(found["weights"][0]) == 1.0
 
 
-def test_a_checkpoint_whose_replacement_was_left_half_way_is_kept_if_it_is_to_be(tmp_path: Path):
+def test_checkpoint_with_an_interrupted_replacement_is_kept_without_overwrite(tmp_path: Path):
     path = tmp_path / "last"
     dcp.save(state(1.0), storage_writer=CommittedWriter(path))
     path.rename(tmp_path / f".last{REPLACED}")
@@ -235,7 +235,7 @@ def test_a_file_is_not_replaced_by_a_checkpoint(tmp_path: Path):
     assert (tmp_path / "last").read_text() == "precious"
 
 
-def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
+def test_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "precious").touch()
     with pytest.raises(
@@ -374,7 +374,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_not_loaded_and_passed_over_from_then_on(
+def test_damaged_checkpoint_is_not_loaded_and_is_skipped_afterwards(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ):
     older, path = tmp_path / "step-1", tmp_path / "step-2"

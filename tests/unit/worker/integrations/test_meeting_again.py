@@ -147,7 +147,7 @@ def at(**names: str) -> Any:
     return decided(**words)
 
 
-def test_who_is_behind_gives_his_save_up():
+def test_rank_that_is_behind_gives_up_its_save():
     save, barrier = begun(0, "step-9")
     barrier.answers.put(at(rank_0="step-9", rank_1="step-10"))
     with pytest.raises(MusterError, match=r"save 'step-9' .* is given up: .* since rank 1 at 'step-10'"):
@@ -156,7 +156,7 @@ def test_who_is_behind_gives_his_save_up():
     assert barrier.said.empty()
 
 
-def test_who_is_ahead_waits_for_the_others(caplog: pytest.LogCaptureFixture):
+def test_rank_that_is_ahead_waits_for_the_other_ranks(caplog: pytest.LogCaptureFixture):
     save, barrier = begun(1, "step-10")
     barrier.answers.put(at(rank_0="step-9", rank_1="step-10"))
     assert barrier.heard() == BEGINS + b"step-10"
@@ -196,7 +196,7 @@ def test_one_of_two_names_that_look_alike_comes_first():
     assert sorted(behind) == [False, True]
 
 
-def test_who_comes_to_what_was_decided_before_goes_on_to_where_the_others_wait():
+def test_rank_skips_past_decisions_until_the_barrier_where_the_others_wait():
     save, barrier = begun(1, "step-9")
     for _ in range(2):
         barrier.answers.put(decided(Outcome.TIMED_OUT, 1))
@@ -239,7 +239,7 @@ def ends(save: Commitment, barrier: ScriptedBarrier) -> None:
     save.join(PATIENCE)
 
 
-def test_a_name_that_was_used_before_tells_nobody_who_is_behind():
+def test_reused_save_name_does_not_show_which_rank_is_behind():
     ends(*begun(1, "last"))
     save, barrier = begun(1, "last", again=True)
     barrier.answers.put(decided(Outcome.MEMBER_LOST, 1))
@@ -254,7 +254,7 @@ def test_a_name_that_was_used_before_tells_nobody_who_is_behind():
         save.begun()
 
 
-def test_nobody_waits_for_who_uses_a_name_again():
+def test_rank_does_not_wait_for_a_rank_that_reuses_a_save_name():
     save, barrier = begun(1, "step-10")
     words: Any = {"rank_0": BEGINS + REUSED + b"step-9", "rank_1": BEGINS + b"step-10"}
     barrier.answers.put(decided(**words))
@@ -278,7 +278,7 @@ def test_an_earlier_save_of_the_name_that_others_only_now_give_up_is_not_this_on
     ends(save, barrier)
 
 
-def test_who_has_been_told_that_the_coordinator_is_away_has_given_up():
+def test_rank_told_that_the_coordinator_is_away_gives_up_the_save():
     save, barrier = begun(1, "step-9")
     away = OutcomeUnknownError("the coordinator is away", "checkpoint/dcp", 0, Outcome.UNKNOWN)
     barrier.answers.put(away)
@@ -299,7 +299,7 @@ def test_if_they_do_not_its_own_lateness_is_the_reason():
         save.begun()
 
 
-def test_who_is_interrupted_while_he_waits_for_the_others_fails_the_save_of_all(
+def test_interrupt_while_waiting_for_other_ranks_fails_the_save_for_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ):
     save, barrier = begun(0, "step-9")

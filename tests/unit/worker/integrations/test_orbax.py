@@ -63,7 +63,7 @@ def test_all_pass_that_come_with_the_same_key():
 @pytest.mark.parametrize(
     ("outcome", "kind"), [(Outcome.ABORTED, BarrierAbortedError), (Outcome.MEMBER_LOST, MemberLostError)]
 )
-def test_who_is_to_blame_is_named_and_what_all_know_is_not_said_again(
+def test_failed_rank_is_named_and_a_known_failure_is_not_reported_again(
     outcome: Outcome, kind: type[Exception]
 ):
     wait, barrier = made(decided(outcome))
@@ -81,7 +81,7 @@ def test_processes_at_different_barriers_are_told_where_each_is():
     assert f"process 0 at '{KEY}'; process 1 at 'async_write_complete.8'" in str(caught.value)
 
 
-def test_who_has_given_up_is_named():
+def test_process_that_gave_up_is_named():
     wait, _ = made(decided(rank_0=KEY.encode(), rank_1=GIVEN_UP.encode()))
     with pytest.raises(MusterError, match=r"given up: a collective of JAX failed in it on processes \[1\]"):
         wait(key=KEY, timeout_ms=1000)
@@ -112,12 +112,12 @@ def test_a_failure_is_said_once_with_its_reason():
     assert barrier.said.empty()
 
 
-def test_who_fails_after_another_hears_of_that_one():
+def test_failing_rank_is_told_of_the_earlier_failure_of_another_rank():
     wait, _ = made(decided(Outcome.ABORTED))
     assert isinstance(wait.failed(OSError(28, "No space left on device")), BarrierAbortedError)
 
 
-def test_a_collective_that_fails_hears_who_is_lost():
+def test_failed_collective_is_explained_by_the_lost_rank():
     wait, barrier = made(decided(Outcome.MEMBER_LOST))
     assert isinstance(wait.failed(collective_error()), MemberLostError)
     assert barrier.heard() == GIVEN_UP.encode()
@@ -159,7 +159,7 @@ def state() -> Any:
     return ocp.args.StandardSave({"weights": np.zeros(2)})
 
 
-def test_what_is_raised_in_the_thread_of_a_save_is_said_there_and_not_at_the_next_one(tmp_path: Path):
+def test_error_in_a_save_thread_is_reported_by_that_save_and_not_by_the_next(tmp_path: Path):
     def fill_the_disk() -> None:
         raise OSError(28, "No space left on device")
 
@@ -173,7 +173,7 @@ def test_what_is_raised_in_the_thread_of_a_save_is_said_there_and_not_at_the_nex
     saver.close()
 
 
-def test_what_is_raised_before_the_thread_begins_is_said(tmp_path: Path):
+def test_error_before_the_save_thread_starts_is_reported(tmp_path: Path):
     wait, barrier = made(aborted())
     saver = checkpointer(wait)
     (tmp_path / "7").mkdir()
@@ -183,7 +183,7 @@ def test_what_is_raised_before_the_thread_begins_is_said(tmp_path: Path):
     saver.close()
 
 
-def test_what_a_manager_raises_is_said(tmp_path: Path):
+def test_error_of_a_checkpoint_manager_is_reported(tmp_path: Path):
     passed = decided(rank_0=b"")
     wait, barrier = made(*[passed] * 6, aborted())
     options = ocp.CheckpointManagerOptions(async_options=ocp.AsyncOptions(barrier_sync_fn=wait))

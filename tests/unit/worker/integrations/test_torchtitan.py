@@ -50,7 +50,7 @@ def test_a_bucket_is_refused():
         manager("s3://bucket/checkpoints")
 
 
-def test_what_becomes_of_a_lost_rank_is_checked(tmp_path: Path):
+def test_invalid_on_lost_or_timeout_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"on_lost = 'explode': it must be"):
         manager(str(tmp_path), on_lost="explode")
     with pytest.raises(ValueError, match="timeout = 0"):
@@ -123,7 +123,7 @@ def test_checkpoint_that_is_marked_as_kept_is_not_purged(tmp_path: Path, purging
     assert purging() == {"step-10", "step-30", "step-40"}
 
 
-def test_what_cannot_be_gone_on_from_does_not_count_for_those_that_are_kept(
+def test_checkpoint_without_metadata_does_not_count_towards_the_kept_number(
     tmp_path: Path, purging: Callable[..., set[str]]
 ):
     for step in (10, 20):
@@ -134,14 +134,14 @@ def test_what_cannot_be_gone_on_from_does_not_count_for_those_that_are_kept(
 
 
 @pytest.mark.parametrize("what", ["loaded", "writing"])
-def test_what_is_in_use_is_kept(tmp_path: Path, purging: Callable[..., set[str]], what: str):
+def test_checkpoint_in_use_is_not_purged(tmp_path: Path, purging: Callable[..., set[str]], what: str):
     """An asynchronous save may give its name to a new one at this moment."""
     for step in (10, 20, 30):
         commit(tmp_path, step)
     assert purging(**{what: tmp_path / "step-10"}) == {"step-10", "step-30"}
 
 
-def test_what_cannot_be_removed_stops_nobody(
+def test_purge_logs_a_checkpoint_that_cannot_be_removed_and_continues(
     tmp_path: Path,
     purging: Callable[..., set[str]],
     monkeypatch: pytest.MonkeyPatch,

@@ -106,7 +106,7 @@ def fail(error: Exception) -> None:
     raise error
 
 
-def test_what_a_failed_save_has_left_goes_with_the_next(tmp_path: Path):
+def test_leftovers_of_a_failed_save_are_removed_by_the_next_save(tmp_path: Path):
     job = Job(tmp_path)
 
     def write() -> None:
@@ -147,7 +147,7 @@ def test_the_last_one_is_what_was_committed_last(tmp_path: Path):
     assert job.callback.resume(job.args, True) == str(tmp_path / "checkpoint-3")
 
 
-def test_what_is_not_committed_is_not_resumed_from(tmp_path: Path):
+def test_training_does_not_resume_from_an_uncommitted_checkpoint(tmp_path: Path):
     job = Job(tmp_path)
     with pytest.raises(UncommittedError, match="no committed checkpoint"):
         job.callback.resume(job.args, True)
@@ -185,7 +185,7 @@ def test_a_new_trainer_sweeps_and_gives_names_back(tmp_path: Path):
         ({"world_size": 2}, "rank 0 of 2 of the job, and rank 0 of 1"),
     ],
 )
-def test_what_cannot_be_committed_is_refused(tmp_path: Path, others: dict[str, Any], why: str):
+def test_arguments_that_prevent_a_commit_are_refused(tmp_path: Path, others: dict[str, Any], why: str):
     state: Any = None
     with pytest.raises(ValueError, match=why):
         CommitCallback().on_init_end(arguments(tmp_path, **others), state, state)

@@ -18,32 +18,31 @@ from muster.client.save_votes import PREFIX
 from muster.worker import SavePoint, environment
 from muster.worker.decision import Decision, Outcome
 from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknownError, RefusedError
-from muster.worker.groups.voting import VotingBarrier
 from muster.worker.savepoint import notices, point
 from muster.worker.session.save_request import SaveAsked
 from muster.worker.session.session import SessionConfig
+from tests.support.saves.scripted_barrier import ScriptedBarrier
 
 ASKED = SaveAsked(1, 0, stop=False, reason="asked for by ann")
 
 
-class FakeBarrier(VotingBarrier):
-    """A group of two ranks, of which the other one says what the test does."""
+class SavePointBarrier(ScriptedBarrier):
+    """The save point's barrier of a group of two ranks, to which the test also pushes requests."""
 
-    made: ClassVar[list["FakeBarrier"]] = []
-    sequence = 0
+    prefix = PREFIX
+    made: ClassVar[list["SavePointBarrier"]] = []
+    first: ClassVar[int] = 0
+    """The sequence of its first vote."""
     standing: ClassVar[SaveAsked | None] = None
 
     def __init__(self, *arguments: Any) -> None:
-        self.rank, self.world_size = 0, 2
+        super().__init__()
+        self.sequence = SavePointBarrier.first
         self.config = SessionConfig(endpoint="host:1", run_id="job", generation=0, rank=0, host="here")
-        self.save_asked = FakeBarrier.standing
-        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
-        """Words, and after ``fails:`` votes to fail."""
-        self.count = 0
+        self.save_asked = SavePointBarrier.standing
         self.skipped_to = 0
-        self.answers: queue.SimpleQueue[Decision | Exception | str] = queue.SimpleQueue()
         self._pushes: queue.SimpleQueue[SaveAsked | None] = queue.SimpleQueue()
-        FakeBarrier.made.append(self)
+        SavePointBarrier.made.append(self)
 
     def ask(self, asked: SaveAsked) -> None:
         self.save_asked = asked
@@ -61,47 +60,30 @@ class FakeBarrier(VotingBarrier):
     def skip_to(self, sequence: int) -> None:
         self.skipped_to = sequence
 
-    def vote(
-        self,
-        failure: str | None = None,
-        timeout_secs: float | None = None,
-        payload: bytes = b"",
-        *_: object,
-        **__: object,
-    ) -> Decision:
-        self.said.put(f"fails: {failure}" if failure else payload.decode())
-        answer = self.answers.get(timeout=60)
-        if isinstance(answer, Exception):
-            raise answer
-        self.count += 1
-        if isinstance(answer, Decision):
-            return answer
-        return Decision(
-            PREFIX, self.count - 1, Outcome.RELEASED, "", payloads={0: payload, 1: answer.encode()}
-        )
-
     def heard(self) -> str:
-        return self.said.get(timeout=60)
+        """The words of the next vote, or after ``fails:`` its failure."""
+        said = super().heard()
+        return said.decode() if isinstance(said, bytes) else f"fails: {said}"
 
 
 @pytest.fixture(autouse=True)
 def _no_coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(point, "GrpcBarrier", FakeBarrier)
-    FakeBarrier.made.clear()
+    monkeypatch.setattr(point, "GrpcBarrier", SavePointBarrier)
+    SavePointBarrier.made.clear()
     yield
-    for one in FakeBarrier.made:
+    for one in SavePointBarrier.made:
         one.end()
 
 
-def made() -> tuple[SavePoint, FakeBarrier]:
-    return SavePoint(), FakeBarrier.made[-1]
+def made() -> tuple[SavePoint, SavePointBarrier]:
+    return SavePoint(), SavePointBarrier.made[-1]
 
 
 def failed(outcome: Outcome, sequence: int = 0) -> Decision:
     return Decision(PREFIX, sequence, outcome, "rank 1 was lost")
 
 
-def agreed(step: int = 10) -> tuple[SavePoint, FakeBarrier]:
+def agreed(step: int = 10) -> tuple[SavePoint, SavePointBarrier]:
     """One whose ranks are to save at a step, which this one has come to."""
     save, group = made()
     assert not save.reached(8)
@@ -264,10 +246,10 @@ def test_rank_that_closes_instead_of_saving_fails_the_others():
 
 
 def test_rank_that_restarts_alone_fails_the_open_request(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(FakeBarrier, "sequence", 1)
-    monkeypatch.setattr(FakeBarrier, "standing", ASKED)
+    monkeypatch.setattr(SavePointBarrier, "first", 1)
+    monkeypatch.setattr(SavePointBarrier, "standing", ASKED)
     save, group = made()
-    assert group.heard() == "fails: it has begun anew, alone"
+    assert group.heard() == "fails: it alone has restarted"
     group.answers.put(failed(Outcome.ABORTED, 1))
     assert not save.reached(1)
     group.ask(SaveAsked(2, 2, stop=False, reason=""))

@@ -150,7 +150,7 @@ def test_io_error_on_rank_0_is_an_error_on_all(job: Job, monkeypatch: pytest.Mon
     assert job.all(resumed) == [(3, 3)] * RANKS
 
 
-def test_lost_rank_is_named_to_those_whose_collective_failed(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_lost_rank_is_named_to_ranks_with_a_failed_collective(job: Job, monkeypatch: pytest.MonkeyPatch):
     def load_state(*_: object, **__: object) -> None:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]")
 
@@ -331,7 +331,7 @@ def test_name_of_a_bucket_leads_nowhere_else(tmp_path: Path):
 AWAY = OutcomeUnknownError("the coordinator is away", "save/load", 0, Outcome.UNKNOWN)
 
 
-def test_load_whose_beginning_is_unknown_can_be_called_again(job: Job):
+def test_load_can_be_called_again_if_the_outcome_of_its_start_is_unknown(job: Job):
     member: Any = job.ranks[1]._load._barrier
     member.raises = {member.sequence: [AWAY]}
 
@@ -345,7 +345,7 @@ def test_load_whose_beginning_is_unknown_can_be_called_again(job: Job):
 
 
 @pytest.mark.parametrize("barrier", [1, 2], ids=["opened", "loaded"])
-def test_load_after_one_whose_end_is_unknown_says_what_to_do(job: Job, barrier: int):
+def test_load_after_an_unknown_outcome_asks_for_a_restart(job: Job, barrier: int):
     """Else this rank takes what the others say of the last load for what they say of this one."""
     member: Any = job.ranks[1]._load._barrier
     member.raises = {member.sequence + barrier: [AWAY]}

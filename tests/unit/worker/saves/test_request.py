@@ -30,12 +30,12 @@ def test_finalize_functions_are_added_until_it_is_frozen():
     ],
     ids=["async_fn", "preload_fn", "finalize_fns"],
 )
-def test_what_cannot_be_called_is_refused(request_: AsyncRequest):
+def test_request_with_a_function_that_is_not_callable_is_refused(request_: AsyncRequest):
     with pytest.raises(TypeError, match=r"callable|must be a function"):
         request_.check()
 
 
-def test_what_the_preload_function_returns_is_the_second_argument():
+def test_result_of_the_preload_function_is_the_second_argument():
     seen: list[Any] = []
     request = AsyncRequest(lambda *args: seen.append(args), ("path", "on the GPU", 3), [], {}, lambda: "here")
     request.preloaded().write()

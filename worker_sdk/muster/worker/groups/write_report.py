@@ -2,12 +2,8 @@
 
 from dataclasses import dataclass
 
+from muster.client.protocol import MAX_STEP, MAX_WRITE_BYTES, MAX_WRITE_SECONDS
 from muster.v1 import common_pb2 as pb
-
-MAX_STEP = 2**63 - 1
-MAX_BYTES = 2**47
-MAX_SECONDS = 366 * 86_400
-"""The largest values that the coordinator accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +34,8 @@ class WriteReport:
     def __post_init__(self) -> None:
         for name, value, most in (
             ("step", self.step, MAX_STEP),
-            ("bytes", self.bytes, MAX_BYTES),
-            ("seconds", self.seconds, MAX_SECONDS),
+            ("bytes", self.bytes, MAX_WRITE_BYTES),
+            ("seconds", self.seconds, MAX_WRITE_SECONDS),
         ):
             if value is not None and not 0 <= value <= most:  # NaN fails this, too.
                 raise ValueError(f"{name} = {value!r}: it must be from 0 to {most}, or None.")

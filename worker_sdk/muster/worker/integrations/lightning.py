@@ -126,7 +126,7 @@ def committed(
     """
     if not isinstance(strategy, (DDPStrategy, FSDPStrategy, ModelParallelStrategy)):
         raise TypeError(
-            f"{strategy!r} is none of lightning.pytorch's DDPStrategy, FSDPStrategy and "
+            f"{strategy!r} is not one of lightning.pytorch's DDPStrategy, FSDPStrategy and "
             "ModelParallelStrategy: give one of these (those of the package pytorch_lightning are others), "
             'or name it: Trainer(strategy="committed_ddp").'
         )
@@ -278,7 +278,7 @@ class CommittedSaves(Strategy):  # type: ignore[misc]
             if found:
                 raise MusterError(
                     f"{', '.join(found)} had lost its name, since the job ended while it was replaced, and "
-                    "has it again. Start the job once more to resume from it, or remove it to begin anew."
+                    "has it again. Start the job once more to resume from it, or remove it to start over."
                 )
 
     def save_checkpoint(

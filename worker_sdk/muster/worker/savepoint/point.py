@@ -170,7 +170,7 @@ class SavePoint:
             raise error_for(decision)
         else:
             raise MusterError(
-                "the ranks have not all saved at one step: one began anew, or counts otherwise."
+                "the ranks have not all saved at one step: one has restarted, or counts steps differently."
             )
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class SavePoint:
         try:
             asked = self._barrier.save_asked
             if self._course.stands(asked) and not self._course.wants(asked):
-                self._barrier.vote(failure="it has begun anew, alone")
+                self._barrier.vote(failure="it alone has restarted")
             while True:
                 known = self._barrier.next_save_asked(known)
                 while (asked := self._barrier.save_asked) is not None and self._course.wants(asked):

@@ -203,7 +203,7 @@ class Checkpointer:
         self._planning.check_open()
         began = time.monotonic()
         self._check_group()
-        step = int(operator.index(step))  # A number of numpy's is none that the marker can hold.
+        step = int(operator.index(step))  # The marker cannot hold a number of numpy's.
         if step < 0:
             raise ValueError(f"step = {step}: it must not be negative.")
         # The order of saves is the same on all ranks, so that the name is the same too, and nobody else's.

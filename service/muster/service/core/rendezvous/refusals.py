@@ -50,7 +50,7 @@ def not_in_round(ask: JoinRendezvous, gone: Departed | None) -> Refusal:
     return Refusal(
         Reason.NODE_REMOVED,
         f"node {report.node_name(ask.node)} is not in round {ask.round} of run {ask.run_id} any "
-        f"more{why}. End its workers, and join anew.",
+        f"more{why}. End its workers, and join again.",
     )
 
 
@@ -105,7 +105,7 @@ def left(run_id: str, node: Node) -> Refusal:
     """Return why the stream of a node that left ends."""
     return Refusal(
         Reason.NODE_REMOVED,
-        f"node {node} has left run {run_id}; its place is given up. To come back, join anew.",
+        f"node {node} has left run {run_id}; its place is given up. To come back, join again.",
     )
 
 

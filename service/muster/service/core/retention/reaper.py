@@ -153,5 +153,5 @@ def forgotten(run: Run) -> Refusal:
     return Refusal(
         Reason.RUN_FORGOTTEN,
         f"{report.forgotten_on_demand(run.run_id)}. Nothing of it is kept, and what waits for it will not be "
-        "decided. End this process, and start the job anew.",
+        "decided. End this process, and start the job again.",
     )

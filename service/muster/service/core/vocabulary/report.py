@@ -220,7 +220,7 @@ def superseded(generation: int) -> str:
 
 def abandoned(newcomer: str) -> str:
     """Return the reason of an abort by a newcomer to a group whose processes have all left."""
-    return f"everyone who spoke in this group has left, and {newcomer} takes it anew"
+    return f"every process of this group has left, and {newcomer} starts it again"
 
 
 def member_lost(gone: Sequence[MissingRank]) -> str:

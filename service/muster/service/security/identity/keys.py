@@ -103,7 +103,7 @@ def _load(path: Path) -> KeySet:
 def _missing(kid: str | None, keys: KeySet, where: str) -> str:
     if kid is None:
         return f"it names no key (kid), and {where} has {len(keys.keys)}"
-    return f"the key that it names (kid) is none of the {len(keys.keys)} of {where}"
+    return f"the key that it names (kid) is not among the {len(keys.keys)} of {where}"
 
 
 class FetchedKeys:

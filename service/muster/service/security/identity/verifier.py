@@ -169,7 +169,7 @@ def _read(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if len(token) > MAX_TOKEN:
         raise unknown("size", f"it has {len(token):,} characters, and {MAX_TOKEN:,} are the most")
     if SHAPE.fullmatch(token) is None:
-        raise unknown("shape", "it is none of the tokens of the file, and no JWT")
+        raise unknown("shape", "it is not a token of the file, and not a JWT")
     try:
         read = jwt.decode_complete(token, options={"verify_signature": False})
         header, said = read["header"], read["payload"]

@@ -18,7 +18,7 @@ def response(**more):
     return rendezvous_pb2.CloseResponse(**more)
 
 
-def test_a_dry_run_says_who_would_be_affected():
+def test_dry_run_lists_affected_nodes_processes_and_barriers():
     affected = response(
         waiting_nodes=[samples.node(1), samples.node(2)],
         nodes_in_round=4,
@@ -36,7 +36,7 @@ def test_a_dry_run_says_who_would_be_affected():
     assert text.endswith('barrier "checkpoint" #7 of run job1 is aborted')
 
 
-def test_what_was_done_is_said_in_the_past():
+def test_completed_close_is_described_in_the_past_tense():
     done = response(
         closed=samples.closed(),
         waiting_nodes=[samples.node(1)],

@@ -8,7 +8,7 @@ AFFECTED = run_pb2.EvictResponse(
 )
 
 
-def test_a_dry_run_says_who_would_be_affected():
+def test_dry_run_lists_affected_processes_and_barriers():
     request = run_pb2.EvictRequest(run_id="job1", rank=3, dry_run=True)
     assert eviction_text(request, AFFECTED) == (
         "would evict rank 3 of run job1\n"
@@ -18,7 +18,7 @@ def test_a_dry_run_says_who_would_be_affected():
     )
 
 
-def test_what_was_done_is_said_in_the_past():
+def test_completed_eviction_is_described_in_the_past_tense():
     request = run_pb2.EvictRequest(run_id="job1", rank=3, reason="bad\x1b[2J\nGPU")
     assert eviction_text(request, AFFECTED) == (
         "rank 3 of run job1 was evicted: bad\\x1b[2J\n"

@@ -9,7 +9,7 @@ AFFECTED = run_pb2.ForgetResponse(
 )
 
 
-def test_a_dry_run_says_who_would_be_affected():
+def test_dry_run_lists_affected_processes_nodes_calls_and_barriers():
     request = run_pb2.ForgetRequest(run_id="job1", force=True, dry_run=True)
     assert forgetting_text(request, AFFECTED) == (
         "would forget run job1\n"
@@ -20,7 +20,7 @@ def test_a_dry_run_says_who_would_be_affected():
     )
 
 
-def test_what_was_done_is_said_as_the_log_says_it():
+def test_completed_forget_is_described_in_the_words_of_the_log():
     request = run_pb2.ForgetRequest(run_id="job1")
     assert forgetting_text(request, run_pb2.ForgetResponse()) == (
         "run job1 was forgotten: an operator asked for it (muster forget)\n  nobody used it"

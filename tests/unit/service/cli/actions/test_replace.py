@@ -209,7 +209,7 @@ def test_node_that_joins_while_the_round_forms_is_replaced(coordinator: Coordina
     assert len(coordinator.evicted) == 1
 
 
-def test_node_whose_new_agent_is_faster_than_the_spare_is_replaced_again(coordinator: Coordinator):
+def test_node_is_evicted_again_if_its_new_agent_joins_before_the_spare(coordinator: Coordinator):
     coordinator.later, coordinator.saves = [BETWEEN, BEFORE, BEFORE, BETWEEN, AFTER], [(DONE, 1)]
     assert replace(coordinator).exit_code == 0
     assert len(coordinator.evicted) == 2

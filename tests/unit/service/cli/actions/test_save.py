@@ -130,7 +130,7 @@ def test_wait_counts_down_to_the_deadline_and_names_late_ranks(runs: Runs):
     assert asked.deadline_ms == 87_000
 
 
-def test_what_was_withdrawn_is_not_waited_for(runs: Runs):
+def test_wait_ends_when_the_save_is_withdrawn(runs: Runs):
     runs.looks = [save(run_pb2.SAVE_STATE_WITHDRAWN)]
     result = invoke("save", "job1", "--wait=60", f"--endpoint={runs.endpoint}")
     assert (result.exit_code, "withdrawn" in result.stderr) == (Exit.CLOSED, True)
@@ -145,7 +145,7 @@ def test_it_withdraws(runs: Runs):
 
 
 @pytest.mark.parametrize("more", [["--stop"], ["--wait=1"], ["--deadline=1"]])
-def test_what_is_withdrawn_cannot_be_asked_for_at_once(runs: Runs, more: list[str]):
+def test_cancel_cannot_be_combined_with_stop_wait_or_deadline(runs: Runs, more: list[str]):
     result = invoke("save", "job1", "--cancel", *more, f"--endpoint={runs.endpoint}")
     assert (result.exit_code, runs.asked) == (Exit.USAGE, [])
 
@@ -204,7 +204,7 @@ def test_drain_of_a_node_without_runs_does_nothing(runs: Runs):
     assert json.loads(shown.stdout) == {"runs": []}
 
 
-def test_who_asked_is_printable():
+def test_requester_name_is_shown_without_control_characters():
     assert asked_text(save(1, by="eve\x1b[31m")).count("\x1b") == 0
     assert asked_text(ASKED) == "ann@login: a drain"
     assert save_text(save(0)).startswith("save 1: unknown")

@@ -22,7 +22,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[KeeperSettings]:
     return settings
 
 
-def test_what_is_given_is_done(told: list[KeeperSettings]):
+def test_keep_options_reach_the_keeper_settings(told: list[KeeperSettings]):
     result = invoke(
         *GOOD,
         *("--listen=10.0.0.1:7600", "--advertise=node-1", "--failure-domain=rack-7"),

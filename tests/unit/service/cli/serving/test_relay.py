@@ -31,7 +31,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[RelaySettings]:
     return settings
 
 
-def test_what_is_given_is_done(told: list[RelaySettings], tmp_path: Path):
+def test_relay_options_reach_the_relay_settings(told: list[RelaySettings], tmp_path: Path):
     result = invoke(
         *("relay", "--listen", "unix:///run/muster/relay.sock", "--upstream", "a:1, unix:///run/up.sock,a:1"),
         *("--http", "127.0.0.1:9", "--fold-window-ms", "3.5", "--socket-mode", "660"),

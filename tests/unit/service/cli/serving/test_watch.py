@@ -36,7 +36,7 @@ def test_each_source_of_the_registry_can_be_named():
     assert {one.value for one in SourceName} == set(SOURCES)
 
 
-def test_what_is_given_is_done(told: list[WatcherSettings]):
+def test_watch_options_reach_the_watcher_settings(told: list[WatcherSettings]):
     result = invoke(
         *("watch", "--source", "kubernetes", "--source", "aws", "--source", "aws", "-e", "a:1, b:1,a:1"),
         *("--node", "node-7", "--http", "127.0.0.1:9", "--namespace", "team-a", "--namespace", "team-b"),
@@ -96,7 +96,9 @@ def test_node_has_the_name_that_its_scheduler_gives_it(told: list[WatcherSetting
         ),
     ],
 )
-def test_what_it_cannot_do_is_refused(told: list[WatcherSettings], arguments: tuple[str, ...], words: str):
+def test_invalid_watch_options_are_refused(
+    told: list[WatcherSettings], arguments: tuple[str, ...], words: str
+):
     result = invoke(*arguments)
     assert result.exit_code == Exit.USAGE
     assert words in result.stderr

@@ -78,7 +78,7 @@ def test_it_never_needs_more_lines_than_there_are(height, waiting, decided, erro
         assert any("timed out" in line for line in shown)
 
 
-def test_what_does_not_fit_is_counted():
+def test_barriers_that_do_not_fit_are_counted():
     barriers = [samples.waiting(sequence=n, age_ms=1000 - n) for n in range(100)]
     shown = lines(snapshot(*barriers), height=24)
     assert shown[-1] == f"and {100 - sum('#' in line for line in shown)} more"
@@ -101,7 +101,7 @@ def test_4096_missing_ranks_are_folded():
     assert any("ranks 0-7 (node-0, connected" in line for line in shown)
 
 
-def test_a_barrier_whose_shape_is_not_known_yet_has_an_empty_bar():
+def test_barrier_with_unknown_shape_has_an_empty_bar():
     assert any("░" * 16 + " 0/0" in line for line in lines(snapshot(samples.waiting(arrived=0, required=0))))
 
 

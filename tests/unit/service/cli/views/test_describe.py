@@ -80,7 +80,7 @@ def test_a_run_shows_its_members_host_by_host():
     assert "Barriers:\n  RUN    PREFIX" in text
 
 
-def test_a_run_whose_ranks_tell_their_steps_says_who_is_last_and_for_how_long_none_moved():
+def test_run_shows_its_step_range_its_last_rank_and_the_time_without_progress():
     members = [samples.member(rank, step=7 - rank, step_ms=60_000 - rank * 9_000) for rank in range(3)]
     members.append(samples.member(3, state=common_pb2.MEMBER_STATE_LOST, step=9, step_ms=1_000))
     steps = run_pb2.RunSteps(highest=7, lowest=5, lowest_rank=2)

@@ -81,7 +81,7 @@ def test_ranks_are_given_by_number_and_by_range(words: list[str], ranks: list[in
         ([f"1-{MAX_RANKS}", "0"], "0: these are more than 65,536 ranks"),
     ],
 )
-def test_what_is_no_rank_is_named_and_nobody_is_asked(insight: Insight, words: list[str], said: str):
+def test_invalid_rank_is_named_and_no_process_is_asked(insight: Insight, words: list[str], said: str):
     with pytest.raises(ValueError):
         parse_ranks(words)
     result = invoke("stack", "job1", *words, "--endpoint", insight.endpoint)

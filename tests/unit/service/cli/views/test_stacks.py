@@ -31,7 +31,7 @@ def alone(said: Report, *threads: Thread, line: str = "") -> list[str]:
     return stacks_lines("job1", StacksResponse(crowds=[only]))[2:]
 
 
-def test_who_differs_from_the_crowd_is_told_first():
+def test_ranks_that_differ_from_the_crowd_are_listed_first():
     apart = {5, 17, *range(33, 43)}
     response = StacksResponse(
         crowds=[
@@ -109,7 +109,7 @@ def test_a_single_process_is_shown_with_all_its_threads_and_what_it_says_of_itse
     ]
 
 
-def test_what_a_process_does_not_say_is_not_made_up():
+def test_values_missing_from_a_process_report_are_not_shown():
     assert alone(Report()) == ["rank 3 (node-0, pid 4003)", "  has not arrived anywhere yet"]
     assert alone(Report(since_arrival_ms=0, resident_bytes=2**20, cpu_over_ms=1))[1] == (
         "  last arrived 0ms ago; used 0ms of processor time in 1ms; 1 MiB resident"

@@ -145,7 +145,7 @@ def test_4096_members_are_shown_whole():
     assert [line.split()[0] for line in shown] == ["RANK", *map(str, range(4096))]
 
 
-def test_what_belongs_to_a_sentence_is_moved_in_and_escaped():
+def test_lines_below_a_headline_are_indented_and_escaped():
     assert headed("done\x07: a\nb", ["to \x1b[2J"]) == "done\\x07: a\n    b\n  to \\x1b[2J"
 
 

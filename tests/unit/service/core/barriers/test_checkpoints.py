@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from muster.client.protocol import MAX_STEP, MAX_WRITE_BYTES, MAX_WRITE_SECONDS
 from muster.service.core import views
 from muster.service.core.barriers.checkpoints import MAX_FAILURES, MAX_INTERVALS
-from muster.service.core.checks import MAX_STEP, MAX_WRITE_BYTES, MAX_WRITE_SECONDS
 from muster.service.core.vocabulary.events import Arrival, Arrive, CloseRun, Forget, WriteReport
 from muster.service.core.vocabulary.model import Checkpoint, CheckpointHistory, Outcome, SlowestWrite
 from muster.service.core.vocabulary.records import CheckpointsRecord

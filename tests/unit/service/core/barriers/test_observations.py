@@ -102,7 +102,7 @@ def test_observation_of_an_unknown_process_changes_nothing(world: World):
     assert zero.seats[CKPT].progress == []
 
 
-def test_what_a_process_says_is_made_printable_and_short(world: World):
+def test_observation_of_a_process_is_made_printable_and_shortened(world: World):
     zero, one = world.ranks()
     zero.arrive(timeout=10.0)
     see(world, one, "main\x1b[2J thread\n  next: rm -rf " + "x" * 10_000)

@@ -189,7 +189,7 @@ class TestOlderState:
         assert len(world.group().owners) == 3
 
 
-def test_shape_whose_record_is_gone_is_a_damaged_state():
+def test_coordinator_start_fails_if_a_shape_record_is_missing():
     world = World(6)
     joined(world)
     world.disk.kept.pop((ShapeRecord, RUN, CKPT, 1))

@@ -274,7 +274,9 @@ def signalled(world: RendezvousWorld) -> bool:
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("spares", [0, 1])
-def test_signal_to_a_rank_does_not_stop_a_run_whose_round_has_an_evicted_node(spares: int, restarts: bool):
+def test_signal_to_a_rank_does_not_stop_a_run_after_a_node_of_the_round_is_evicted(
+    spares: int, restarts: bool
+):
     world = job("a", "b", *["c"][:spares], fewest=1)
     world.ranks(2, prefix=PREFIX)
     evict(world, "a", spare=False)

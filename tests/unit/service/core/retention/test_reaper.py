@@ -196,7 +196,7 @@ def test_it_may_go_and_come_in_one_batch():
     assert list(world.coordinator.runs) == [RUN]
 
 
-def test_who_would_be_affected():
+def test_removal_view_counts_affected_processes_nodes_calls_and_barriers():
     world = RendezvousWorld(nodes(2))
     world.world_size = 2
     world.agent("node-0")

@@ -94,7 +94,7 @@ def test_finished_run_makes_room_for_a_new_one():
     for run in ("first", "third", "second"):
         close(world, run)
         world.wait(60)
-    # Whoever may come back has the time to.
+    # A process that may come back has the time to.
     assert refused in world.refused(hello(world, "new")).refusal.message
     world.wait(USE_RECORD_INTERVAL - 120)
     world.do(hello(world, "new"))

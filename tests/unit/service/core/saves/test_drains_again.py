@@ -143,7 +143,7 @@ def test_second_try_for_a_later_notice_is_not_late_at_once(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world, "n1", 10.0)
     world.wait(20.0)
-    clients[0].arrive(PREFIX, failure="it has begun anew, alone")
+    clients[0].arrive(PREFIX, failure="it alone has restarted")
     clients[1].arrive(PREFIX, payload=b"agree 9 1 1")
     answer = ask(world, "n2", 120.0)
     assert answer.save.number == 2
@@ -189,7 +189,7 @@ def test_ranks_of_an_older_generation_are_not_named_as_late(world: World):
     assert not any(f"pid {client.pid}" in late for client in old), late
 
 
-def test_repeated_notice_whose_time_differs_by_milliseconds_changes_nothing(world: World):
+def test_repeated_notice_with_deadline_drift_of_milliseconds_writes_and_sends_nothing(world: World):
     """Each repetition is less than 10 ms faster than the one before.
 
     Each is written, and sent to all ranks.
@@ -218,7 +218,7 @@ def test_plain_request_keeps_its_own_deadline_when_the_stop_that_replaced_it_lap
     assert (newest(world).by, newest(world).deadline) == ("ann", before)
 
 
-def test_plain_notice_whose_save_went_on_after_a_lapse_is_not_a_second_save(world: World):
+def test_repeated_plain_notice_adds_no_save_if_its_save_was_done_after_a_stop_lapsed(world: World):
     """n2 (plain) was covered by n1's stop, which lapses.
 
     N2's save goes on, is done, and n2 asks once more.
@@ -275,7 +275,7 @@ def test_clock_that_is_set_forward_leaves_the_time(world: World, monkeypatch: py
 # ---------------------------------------------------------------------- nodes
 
 
-def test_run_whose_forming_round_was_left_by_the_drained_node_is_not_stopped():
+def test_run_is_not_stopped_if_the_drained_node_left_the_forming_round():
     """node c is drained while the round forms, and leaves.
 
     The round of a and b is stopped at its first step.

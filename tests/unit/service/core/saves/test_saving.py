@@ -80,7 +80,7 @@ def test_greatest_step_is_agreed_on_and_all_end_it(world: World):
     assert ask(world).save.number == 2
 
 
-def test_what_ranks_agreed_on_before_they_heard_of_more_ends_only_that(world: World):
+def test_agreement_on_an_older_save_request_ends_only_that_request(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 12 1 0")
@@ -95,7 +95,7 @@ def test_what_ranks_agreed_on_before_they_heard_of_more_ends_only_that(world: Wo
 @pytest.mark.parametrize(
     "junk", ["", "agree", "agree x 1 0", "leave 9 1 0", "done 9 1 0", "agree -1 1 0", f"agree {2**63} 1 0"]
 )
-def test_what_is_no_word_ends_nothing_and_may_be_asked_for_again(world: World, junk: str):
+def test_save_stays_pending_after_an_invalid_vote_and_can_be_requested_again(world: World, junk: str):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", junk)
@@ -104,7 +104,7 @@ def test_what_is_no_word_ends_nothing_and_may_be_asked_for_again(world: World, j
     assert newest(world).since == 1
 
 
-def test_who_dies_fails_it_for_all_and_it_stands_for_the_next_life(world: World):
+def test_rank_death_fails_the_vote_and_keeps_the_save_pending_for_the_next_generation(world: World):
     zero, one = world.ranks(prefix=PREFIX)
     ask(world)
     say([zero], "agree 9 1 0")
@@ -118,14 +118,14 @@ def test_who_dies_fails_it_for_all_and_it_stands_for_the_next_life(world: World)
     assert newest(world).step == 5
 
 
-@pytest.mark.parametrize("anew", [lambda world: world.ranks(generation=1), lambda world: world.ranks()])
-def test_new_processes_must_agree_again(world: World, anew: Callable[[World], object]):
+@pytest.mark.parametrize("restart", [lambda world: world.ranks(generation=1), lambda world: world.ranks()])
+def test_new_processes_must_agree_again(world: World, restart: Callable[[World], object]):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 9 1 0")
     for client in clients:
         world.do(Goodbye(some(client.session)))
-    anew(world)
+    restart(world)
     assert (newest(world).state, newest(world).step) == (SaveState.ASKED, None)
 
 
@@ -144,7 +144,7 @@ def test_withdrawn_save_ends_its_barrier(world: World):
     assert outcomes(one) == [Outcome.ABORTED, Outcome.ABORTED]
 
 
-def test_what_was_agreed_on_is_done_although_it_was_withdrawn(world: World):
+def test_agreed_save_is_done_even_if_its_request_is_withdrawn(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 9 1 0")
@@ -164,7 +164,7 @@ def test_withdrawal_keeps_the_step_that_was_agreed_on(world: World):
     assert outcomes(clients[0]) == [Outcome.RELEASED, Outcome.RELEASED]
 
 
-def test_who_was_away_hears_of_a_withdrawal(world: World):
+def test_reconnected_rank_learns_of_a_withdrawal(world: World):
     zero, _ = world.ranks()
     ask(world)
     zero.lose_connection()
@@ -192,7 +192,7 @@ def test_where_all_ranks_have_the_signal_one_asks(world: World):
     assert ask(world, stop=True).was_asked
 
 
-def test_who_saved_at_different_steps_has_not_saved(world: World):
+def test_save_at_different_steps_is_not_done(world: World):
     clients = world.ranks(prefix=PREFIX)
     ask(world)
     say(clients, "agree 9 1 0", "agree 9 1 0")
@@ -264,7 +264,7 @@ def test_restarted_coordinator_has_forgotten_nothing(world: World):
         (CancelSave(900, "nobody", ""), Reason.RUN_NOT_FOUND),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(world: World, event: RequestSave, reason: Reason):
+def test_invalid_save_request_or_withdrawal_is_refused(world: World, event: RequestSave, reason: Reason):
     world.ranks()
     assert world.refused(event).refusal.reason is reason
     assert world.coordinator.runs[RUN].saving.save is None

@@ -151,7 +151,7 @@ def test_nodes_are_named_while_they_are_few():
 @pytest.mark.parametrize(
     ("fewest", "most", "text"), [(1, 1, "1 node"), (4, 4, "4 nodes"), (1, 4, "1 to 4 nodes")]
 )
-def test_what_a_node_asks_for_is_said_shortly(fewest, most, text):
+def test_requested_number_of_nodes_is_formatted_briefly(fewest, most, text):
     assert report.nodes_wanted(asking(fewest, most)) == text
 
 

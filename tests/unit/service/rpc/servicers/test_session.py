@@ -322,7 +322,7 @@ async def test_write_that_fails_is_a_reset(monkeypatch: pytest.MonkeyPatch):
         assert one.driver.events[-2:] == ["disconnect", Disconnected(ID, reset=True)]
 
 
-# ---------------------------------------------------------------------- as whom it was admitted
+# ---------------------------------------------------------------------- the admitted caller
 
 
 async def test_hello_for_a_forbidden_run_does_not_reach_the_driver():

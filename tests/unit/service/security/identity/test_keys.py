@@ -92,7 +92,7 @@ async def test_file_that_is_being_replaced_keeps_the_last_good_keys(tmp_path: Pa
     SECOND.publish(file)
     followed.refresh()
     await followed.find("second")
-    with pytest.raises(KeyUnknown, match=r"is none of the 1 of .*keys\.json"):
+    with pytest.raises(KeyUnknown, match=r"is not among the 1 of .*keys\.json"):
         await followed.find("first")
     followed.close()
 
@@ -180,7 +180,7 @@ async def test_new_key_is_found_at_once_or_after_a_pause():
     source.now = PAUSE
     await source.keys.find("second")
     source.now = 3 * PAUSE
-    with pytest.raises(KeyUnknown, match="is none of the 2 of https://keys"):
+    with pytest.raises(KeyUnknown, match="is not among the 2 of https://keys"):
         await source.keys.find("third")
     with pytest.raises(KeyUnknown, match="names no key"):
         await source.keys.find(None)

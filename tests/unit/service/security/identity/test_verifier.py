@@ -107,7 +107,7 @@ CLAIMS = {"iss": URL, "aud": "muster", "sub": "system:serviceaccount:team-a:trai
             "its key is for ES256, and it names another",
         ),
         (Issuer(private=key("thief")).token(now=NOW), "signature", "its signature is not of the key"),
-        (ISSUER.token(now=NOW, headers={"kid": "other"}), "kid", "is none of the 2 of"),
+        (ISSUER.token(now=NOW, headers={"kid": "other"}), "kid", "is not among the 2 of"),
         (Issuer(kid="", private=ISSUER.private).token(now=NOW), "kid", "it names no key (kid), and"),
         (ISSUER.token(now=NOW, headers={"crit": ["b64"], "b64": True}), "", ""),
         (Issuer("https://other").token(now=NOW), "issuer", "its issuer (iss) is https://other, and no"),
@@ -163,7 +163,7 @@ def test_expiry_that_is_no_time_is_refused(room: Room, number: str):
             ISSUER.token("team-b/trainer", now=NOW),
             "TOKEN_UNKNOWN",
             "rules",
-            "team-b/trainer is nobody whom this coordinator lets in",
+            "team-b/trainer has no grant at this coordinator",
         ),
         (ISSUER.token(now=NOW, sub="system:serviceaccount:team-a"), "TOKEN_UNKNOWN", "rules", "is nobody"),
         (ISSUER.token(now=NOW, sub="x:system:serviceaccount:team-a:b"), "TOKEN_UNKNOWN", "rules", "nobody"),
@@ -195,7 +195,7 @@ def test_role_and_runs_are_checked_as_those_of_any_token(room: Room):
     access.check_run(found, "team-a-1")
 
 
-def test_watcher_whose_token_names_no_node_hears_what_to_do(room: Room):
+def test_watcher_token_without_a_node_is_refused_with_an_explanation(room: Room):
     rule = ServiceAccounts(
         issuer="cluster", namespace="muster", account="watcher", role=Role.WATCHER, runs=("*",)
     )

@@ -149,7 +149,7 @@ def heard_at_last(barrier: ScriptedBarrier) -> bytes | str:
     return said
 
 
-def test_who_takes_long_says_so_and_all_meet_again_until_all_have_written():
+def test_slow_rank_votes_not_yet_and_ranks_meet_again_until_all_have_written():
     save, barrier = begun(pace=0.001)
     assert barrier.heard() == NOT_YET
     result = in_thread(save.written)
@@ -166,7 +166,7 @@ def test_who_takes_long_says_so_and_all_meet_again_until_all_have_written():
     save.join(PATIENCE)
 
 
-def test_what_becomes_of_the_process_is_one_of_two():
+def test_unknown_on_lost_value_is_refused():
     barrier: Any = ScriptedBarrier()
     with pytest.raises(ValueError, match='on_lost = \'exit\': it must be "raise" or "abort"'):
         Commitment(barrier, 60.0, on_lost="exit")  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_a_failure_is_said_at_once(caplog: pytest.LogCaptureFixture):
         save.written()
 
 
-def test_who_never_came_is_named_though_the_main_thread_hangs(caplog: pytest.LogCaptureFixture):
+def test_rank_missing_at_the_timeout_is_named_though_the_main_thread_hangs(caplog: pytest.LogCaptureFixture):
     barrier: Any = ScriptedBarrier()
     save = Commitment(barrier, 60.0)
     barrier.answers.put(decided(Outcome.TIMED_OUT))
@@ -134,7 +134,7 @@ def test_a_main_thread_that_hangs_is_overdue_and_named_to_all():
     save.join(PATIENCE)
 
 
-def test_who_hangs_is_as_good_as_lost_to_the_others(monkeypatch: pytest.MonkeyPatch):
+def test_hung_rank_counts_as_lost_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch):
     calls: list[int] = []
     monkeypatch.setattr(os, "abort", lambda: calls.append(1))
     save, barrier = begun(on_lost="abort", pace=0.001)

@@ -24,7 +24,7 @@ def another(barrier: ScriptedBarrier) -> Commitment:
     return Commitment(as_barrier, 60.0)
 
 
-def test_who_was_thrown_out_of_a_save_and_begins_another_gives_it_up():
+def test_new_save_gives_up_the_unfinished_save_of_the_same_thread():
     _, barrier = begun()
     barrier.answers.put(decided(Outcome.MEMBER_LOST))
     second = another(barrier)
@@ -68,7 +68,7 @@ def test_at_the_end_of_the_process_it_waits_for_the_last_word():
         save.written()
 
 
-def test_who_is_interrupted_while_he_waits_for_the_last_save_lets_the_next_one_wait_as_well(
+def test_save_after_an_interrupted_wait_also_waits_for_the_unfinished_save(
     monkeypatch: pytest.MonkeyPatch,
 ):
     first, barrier = begun()

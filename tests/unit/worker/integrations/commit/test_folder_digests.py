@@ -194,7 +194,9 @@ def test_the_same_error_on_all_ranks_where_none_is_whole_or_one_was_named(job: J
     assert "all committed checkpoints are damaged" in str(failures[1])
 
 
-def test_what_was_replaced_while_it_was_verified_is_not_marked(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoint_replaced_during_verification_is_not_marked_as_damaged(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+):
     job.save(1)
     verify = contents.verify_share
 
@@ -263,7 +265,9 @@ def test_note_of_a_rank_runs_no_code(tmp_path: Path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_a_rank_has_seen_outdated_is_digested_by_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rank_0_digests_files_that_another_rank_saw_with_outdated_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As a client of NFS that looks at the attributes that it has kept."""
     monkeypatch.setattr(contents, "SEGMENT", 300)
     (tmp_path / "weights").write_bytes(b"weights" * 150)
@@ -304,7 +308,9 @@ def test_a_save_that_has_written_nothing_is_no_checkpoint(job: Job, monkeypatch:
     assert not (job.folder / "step-1").exists()
 
 
-def test_what_took_the_name_of_a_damaged_checkpoint_is_not_marked(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_replacement_of_a_damaged_checkpoint_is_not_marked_as_damaged(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+):
     job.save(1)
     flip(job.folder / "step-1" / "shards" / "rank-1")
     look, looked = folders._seen, threading.Event()

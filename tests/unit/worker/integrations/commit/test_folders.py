@@ -24,7 +24,7 @@ from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.folder_jobs import RANKS, Job, checkpoint_in, saves_of
 
 
-def test_a_rank_whose_save_fails_loads_when_that_is_known_to_all(tmp_path: Path):
+def test_load_after_a_failed_save_waits_until_all_ranks_know_of_the_failure(tmp_path: Path):
     """Else it arrived at the barrier of the save that it says, by its other thread, has failed."""
     path = checkpoint_in(tmp_path)
     barrier = ScriptedBarrier(rank=1)
@@ -145,7 +145,7 @@ def saved_by_rank_0(barrier: ScriptedBarrier, folder: Path, others: Callable[[Pa
     return in_thread(lambda: saves.save(as_barrier, folder / "step-1", write))
 
 
-def test_what_all_have_written_is_committed(tmp_path: Path):
+def test_save_written_by_all_ranks_is_committed(tmp_path: Path):
     barrier = ScriptedBarrier(rank=0)
 
     def as_rank_1(place: Path) -> None:
@@ -158,7 +158,7 @@ def test_what_all_have_written_is_committed(tmp_path: Path):
     assert {path.name for path in (tmp_path / "step-1").iterdir()} == {"weights", MARKER, MANIFEST}
 
 
-def test_what_a_rank_has_written_elsewhere_is_not_committed_whatever_it_says(tmp_path: Path):
+def test_save_is_not_committed_if_a_rank_has_written_outside_the_shared_folder(tmp_path: Path):
     barrier = ScriptedBarrier(rank=0)
     saved = saved_by_rank_0(barrier, tmp_path, lambda _: None)
     with pytest.raises(
@@ -179,7 +179,7 @@ def test_other_jobs_write_beside_it(tmp_path: Path):
     assert len(set(places)) == 2
 
 
-def test_what_one_rank_cannot_load_none_does(tmp_path: Path):
+def test_checkpoint_that_one_rank_cannot_load_is_loaded_by_no_rank(tmp_path: Path):
     path = checkpoint_in(tmp_path)
     barrier = ScriptedBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
@@ -199,7 +199,7 @@ AWAY = OutcomeUnknownError("the coordinator is away", "save", 0, Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("barrier", [0, 1])
-def test_choice_after_one_whose_end_is_unknown_goes_on_or_says_what_to_do(job: Job, barrier: int):
+def test_choice_after_an_unknown_outcome_continues_or_asks_for_a_restart(job: Job, barrier: int):
     job.save(1)
     member = job.ranks[1][1]
     member.raises = {member.sequence + barrier: [AWAY]}

@@ -50,7 +50,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_what_is_committed_has_its_name_and_nothing_else_is_there(tmp_path: Path):
+def test_committed_checkpoint_has_its_final_name_and_leaves_no_other_files(tmp_path: Path):
     saved(tmp_path / "far" / "last", "one")
     assert content(tmp_path / "far" / "last") == "one"
     assert names(tmp_path / "far") == {"last"}
@@ -64,7 +64,7 @@ def test_another_of_the_same_name_takes_its_place(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("renamed", "found"), [(0, "one"), (1, "one"), (2, "two")])
-def test_whoever_commits_may_die_at_any_moment(
+def test_commit_that_dies_at_any_rename_leaves_a_complete_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, found: str
 ):
     path = tmp_path / "last"
@@ -89,10 +89,10 @@ def test_whoever_commits_may_die_at_any_moment(
     assert content(path) == found
 
 
-def test_what_a_script_makes_of_the_name_does_not_hide_the_last_checkpoint(tmp_path: Path):
+def test_folder_made_by_a_script_does_not_hide_the_checkpoint_being_replaced(tmp_path: Path):
     path = tmp_path / "last"
     saved(path, "one")
-    path.rename(tmp_path / f".last{REPLACED}")  # Whoever replaced it has died here.
+    path.rename(tmp_path / f".last{REPLACED}")  # The process that replaced it has died here.
     path.mkdir()
     assert content(path) == "one"
     assert latest(tmp_path) == path
@@ -106,7 +106,7 @@ def test_what_a_script_makes_of_the_name_does_not_hide_the_last_checkpoint(tmp_p
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it commits", "in the midst of it"])
-def test_what_another_life_has_taken_away_is_not_committed(
+def test_staged_checkpoint_removed_by_a_newer_generation_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ):
     path = tmp_path / "last"
@@ -149,7 +149,7 @@ def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path):
     assert names(tmp_path) == set()
 
 
-def test_what_was_not_committed_is_not_loaded_and_is_swept(tmp_path: Path):
+def test_uncommitted_checkpoint_is_not_loaded_and_is_swept(tmp_path: Path):
     path = tmp_path / "last"
     staged = StagedCheckpoint(path, 0, 1, "job")
     staged.begin()
@@ -160,7 +160,7 @@ def test_what_was_not_committed_is_not_loaded_and_is_swept(tmp_path: Path):
     assert names(tmp_path) == {"last"}
 
 
-def test_what_others_write_there_is_left_alone(tmp_path: Path):
+def test_sweep_leaves_files_of_other_names_alone(tmp_path: Path):
     others = [
         StagedCheckpoint(tmp_path / name, 0, 1, "job").unfinished for name in ("last.2", "las", "last[1]")
     ]
@@ -388,7 +388,7 @@ def test_another_checkpoint_of_the_name_is_not_marked(tmp_path: Path):
     assert latest(tmp_path) is None
 
 
-def test_what_is_damaged_is_passed_over_until_all_are(tmp_path: Path):
+def test_latest_skips_damaged_checkpoints_and_raises_if_all_are_damaged(tmp_path: Path):
     for number, name in enumerate(("step-1", "step-2")):
         saved(tmp_path / name, name, number)
     mark_damaged(tmp_path / "step-2", read(tmp_path / "step-2")[1], Damage("part", "flipped"))

@@ -19,14 +19,14 @@ from tests.support.saves.damage import flip
 from tests.unit.worker.integrations.deepspeed.engines import FILE, Engine, content, two_ranks
 
 
-def test_what_a_load_is_asked_for_besides_is_passed_on(tmp_path: Path, engine: Any):
+def test_extra_load_options_are_passed_to_deepspeed(tmp_path: Path, engine: Any):
     engine.save_checkpoint(tmp_path)
     path, state = engine.load_checkpoint(tmp_path, load_module_only=True)
     assert path == str(tmp_path / "global_step7" / FILE)
     assert state["load_module_only"] is True
 
 
-def test_what_was_not_committed_is_not_loaded_unless_it_is_adopted(tmp_path: Path, engine: Any):
+def test_uncommitted_checkpoint_is_loaded_only_after_adoption(tmp_path: Path, engine: Any):
     old = tmp_path / "global_step5"
     old.mkdir()
     (old / FILE).write_text("old")
@@ -158,7 +158,7 @@ def test_damage_that_cannot_be_recorded_is_passed_over_nevertheless(
         engine.load_checkpoint(tmp_path)
 
 
-def test_what_another_rank_finds_damaged_is_not_loaded_here(
+def test_checkpoint_that_another_rank_finds_damaged_is_not_loaded(
     tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
 ):
     engine.save_checkpoint(tmp_path, "last")
@@ -170,7 +170,7 @@ def test_what_another_rank_finds_damaged_is_not_loaded_here(
     assert said == []
 
 
-def test_what_another_rank_cannot_read_is_loaded_by_none(
+def test_checkpoint_that_another_rank_cannot_read_is_not_loaded(
     tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
 ):
     engine.save_checkpoint(tmp_path, "last")
@@ -185,7 +185,7 @@ def test_a_replacement_that_was_left_half_way_is_found(tmp_path: Path, engine: A
     assert content(engine, tmp_path) == "{'step': 1}"
 
 
-def test_what_is_replaced_while_it_is_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_load_fails_if_the_checkpoint_is_replaced_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Slow(Engine):
         def load_checkpoint(self, load_dir: str, tag: Any = None, **options: Any) -> Any:
             saved = StagedCheckpoint(tmp_path / "last", 0, 99, "job")

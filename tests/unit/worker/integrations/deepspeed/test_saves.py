@@ -30,7 +30,7 @@ from tests.unit.worker.integrations.deepspeed.engines import (
 )
 
 
-def test_what_is_saved_is_loaded_and_the_tag_can_be_used_again(tmp_path: Path, engine: Any):
+def test_saved_checkpoint_is_loaded_and_its_tag_can_be_reused(tmp_path: Path, engine: Any):
     for state in ("one", "two"):
         assert engine.save_checkpoint(tmp_path, tag="last", client_state={"state": state}) is True
         assert content(engine, tmp_path) == content(engine, tmp_path, "last") == str({"state": state})
@@ -75,7 +75,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_the_next_save_commits(
     assert latest(tmp_path) == "next"
 
 
-def test_what_lives_that_were_killed_have_left_is_swept(tmp_path: Path, engine: Any):
+def test_leftover_folders_of_killed_generations_are_swept(tmp_path: Path, engine: Any):
     for left in (".global_step5.0-3", ".removed-1"):
         (tmp_path / left).mkdir()
     (tmp_path / ".mine").mkdir()

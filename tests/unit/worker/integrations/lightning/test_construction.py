@@ -28,10 +28,10 @@ def test_a_barrier_of_other_ranks_is_refused(tmp_path: Path, monkeypatch: pytest
         strategy.save_checkpoint(state(1), tmp_path / "a.ckpt")
 
 
-def test_what_is_no_strategy_that_can_commit_is_refused():
+def test_unsupported_strategy_or_option_is_refused():
     for other in ("ddp", DDPStrategy, None):
         given: Any = other
-        with pytest.raises(TypeError, match=r"is none of lightning.pytorch's DDPStrategy"):
+        with pytest.raises(TypeError, match=r"is not one of lightning.pytorch's DDPStrategy"):
             committed(given)
     with pytest.raises(ValueError, match="commits its checkpoints already"):
         committed(ddp())

@@ -49,7 +49,7 @@ def unreadable(*_: object) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_whole_file_is_loaded_whoever_wrote_it(tmp_path: Path):
+def test_whole_file_not_written_by_muster_is_loaded(tmp_path: Path):
     torch.save(state(1), tmp_path / "theirs.ckpt")
     assert ddp().load_checkpoint(tmp_path / "theirs.ckpt")["global_step"] == 1
     with pytest.raises(Exception, match="Weights only"):
@@ -101,7 +101,9 @@ def test_a_folder_that_is_damaged_is_not_loaded_and_passed_over(tmp_path: Path):
     assert latest(tmp_path) == tmp_path / "step-3.ckpt"
 
 
-def test_what_another_rank_finds_damaged_is_not_loaded_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoint_that_another_rank_finds_damaged_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     strategy = fully_sharded()
     strategy.save_checkpoint(state(1), tmp_path / "last.ckpt")
     said = iter([True, True, False])
@@ -110,7 +112,7 @@ def test_what_another_rank_finds_damaged_is_not_loaded_here(tmp_path: Path, monk
         strategy.load_checkpoint(tmp_path / "last.ckpt")
 
 
-def test_what_is_replaced_while_it_is_loaded_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_load_fails_if_the_checkpoint_is_replaced_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "last.ckpt"
     strategy = fully_sharded()
     strategy.save_checkpoint(state(1), path)
@@ -135,7 +137,9 @@ def test_ranks_that_have_loaded_different_files_hear_of_it(tmp_path: Path, monke
         strategy.load_checkpoint("")
 
 
-def test_who_can_load_does_not_go_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoint_that_another_rank_cannot_use_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     strategy = ddp()
     strategy.save_checkpoint(state(1), tmp_path / "last.ckpt")
     monkeypatch.setattr(DDPStrategy, "reduce_boolean_decision", lambda *_: False)
@@ -164,7 +168,7 @@ def test_rank_that_alone_finds_a_checkpoint_or_none_does_not_begin(
         trainer._checkpoint_connector.resume_start(path)
 
 
-def test_a_name_that_was_lost_is_given_back_before_training_begins_anew(tmp_path: Path):
+def test_lost_checkpoint_name_is_restored_before_training_starts_from_scratch(tmp_path: Path):
     strategy = fully_sharded()
     strategy.save_checkpoint(state(1), tmp_path / "last.ckpt")
     (tmp_path / "last.ckpt").rename(tmp_path / f".last.ckpt{REPLACED}")
@@ -210,7 +214,7 @@ def test_file_that_is_damaged_is_not_loaded_and_passed_over(tmp_path: Path):
         strategy.load_checkpoint(path)
 
 
-def test_file_whose_commit_died_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_file_of_an_interrupted_commit_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     strategy, path = ddp(), tmp_path / "last.ckpt"
     strategy.save_checkpoint(state(1), path)
     (tmp_path / ".last.ckpt.committed").rename(tmp_path / ".last.ckpt.0-0-fbd8e0f8")

@@ -31,7 +31,7 @@ from tests.unit.worker.integrations.lightning.strategies import (
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_what_is_saved_is_loaded_and_the_name_can_be_used_again(tmp_path: Path, made: Any):
+def test_saved_checkpoint_is_loaded_and_its_name_can_be_reused(tmp_path: Path, made: Any):
     path = tmp_path / "far" / "last.ckpt"
     strategy = made()
     for step in (1, 2):
@@ -83,7 +83,7 @@ def test_a_save_that_not_all_have_written_is_none(tmp_path: Path, monkeypatch: p
     assert strategy.load_checkpoint(tmp_path / "last.ckpt")["global_step"] == 1
 
 
-def test_who_fails_in_a_collective_is_not_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rank_that_fails_in_a_collective_is_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def closed(*_: object, **__: object) -> None:
         torch.distributed.distributed_c10d._get_default_group()  # Raises there: nobody has made one.
 
@@ -107,7 +107,7 @@ collective: Any = eval(
 
 
 @pytest.mark.parametrize(("rank", "error"), [(0, CheckpointException), (1, MusterError)])
-def test_whose_part_has_failed_is_to_blame(
+def test_rank_of_the_failed_part_is_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, error: type[BaseException]
 ):
     def failing(*_: object, **__: object) -> None:
@@ -163,7 +163,7 @@ def test_a_checkpoint_that_is_removed_is_so_at_once(tmp_path: Path, monkeypatch:
     assert names(tmp_path) == set()
 
 
-def test_what_is_unfinished_is_no_checkpoint_of_the_queueing_system(tmp_path: Path):
+def test_unfinished_save_is_not_named_like_a_queueing_system_checkpoint(tmp_path: Path):
     written = []
 
     class Watched(TorchCheckpointIO):  # type: ignore[misc]
@@ -191,7 +191,7 @@ def test_checkpoint_that_is_marked_as_kept_is_not_removed(tmp_path: Path, made: 
     assert names(tmp_path) - {".one.ckpt.committed"} == {"one.ckpt"}
 
 
-def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path: Path):
+def test_folder_save_replaces_neither_foreign_folders_nor_files(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "precious").touch()
     with pytest.raises(IsADirectoryError, match="data is a folder, and no checkpoint"):
@@ -223,7 +223,9 @@ def test_a_checkpoint_that_is_not_in_a_folder_is_refused():
         ddp().save_checkpoint(state(1), "s3://bucket/a.ckpt")
 
 
-def test_what_is_written_later_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoint_io_that_writes_after_the_save_returns_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     strategy = ddp()
     strategy.checkpoint_io = AsyncCheckpointIO()
     trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING))

@@ -58,7 +58,7 @@ def test_a_killed_child_commits_nothing_and_the_next_save_does(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_what_is_not_committed_is_not_loaded(
+def test_uncommitted_checkpoint_is_not_loaded(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Not even complete data."""
@@ -143,7 +143,9 @@ def test_a_save_with_a_file_missing_is_not_committed(
     assert made.latest() is None
 
 
-def test_what_was_written_by_nobody_is_not_committed(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
+def test_save_with_an_item_that_no_rank_wrote_is_not_committed(
+    made: Checkpointer, monkeypatch: pytest.MonkeyPatch
+):
     """Whatever the plans said: rank 0 looks at what was written."""
     finish = DefaultSavePlanner.finish_plan
 
@@ -250,7 +252,7 @@ def test_wherever_a_save_fails_it_counts_once(
     assert (begun, refused) == (1, 1 if where == "_check_new" else 0), "the second has the plan of the first"
 
 
-def test_who_cannot_reach_the_coordinator_has_taken_nothing(
+def test_checkpointer_can_be_made_again_after_a_failed_connection(
     tmp_path: Path, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch
 ):
     sibling = barrier.sibling

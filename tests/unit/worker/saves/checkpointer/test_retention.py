@@ -27,7 +27,7 @@ def test_leftovers_of_another_life_are_swept_at_the_start(tmp_path: Path, barrie
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_other_ranks_have_begun_to_write_is_not_swept(made: Checkpointer, tmp_path: Path):
+def test_save_that_other_ranks_have_begun_to_write_is_not_swept(made: Checkpointer, tmp_path: Path):
     """They may be ahead: their children write the next save while this rank still commits the last one."""
     theirs = tmp_path / f".step-0000000002.0-1-{crc32(b'job'):08x}"
     theirs.mkdir()

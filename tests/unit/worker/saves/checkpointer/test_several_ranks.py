@@ -72,7 +72,7 @@ def test_rank_0_may_begin_last(job: Job):
     assert job.heard() == [[1], [1]]
 
 
-def test_what_rank_0_could_not_begin_leaves_nothing(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_save_that_rank_0_could_not_begin_leaves_no_files(job: Job, monkeypatch: pytest.MonkeyPatch):
     """The others, whose state is as before, have written their part."""
     zero, one = job.rank(0), job.rank(1)
     saved = in_thread(lambda: one.save(1, state(1)))
@@ -117,7 +117,7 @@ def test_a_save_that_has_failed_before_it_is_planned_here_is_no_error_of_this_ra
         assert "rank 1 failed: it was not planned: step 1 has failed on another rank" in heard
 
 
-def test_who_makes_other_saves_is_named(job: Job):
+def test_ranks_that_save_different_steps_are_told_to_save_the_same(job: Job):
     zero, one = job.rank(0), job.rank(1)
     saved = in_thread(lambda: one.save(1, state(1)))
     zero.save(1, state(1))

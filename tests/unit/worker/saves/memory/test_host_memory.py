@@ -30,7 +30,7 @@ def test_a_state_of_the_same_size_gets_the_same_memory():
     assert memory.storage(10_000).data_ptr() == first
 
 
-def test_what_was_not_foreseen_gets_a_block_that_is_kept():
+def test_storage_beyond_the_planned_size_gets_a_block_that_is_kept():
     memory = HostMemory()
     memory.begin(4096)
     memory.storage(4096)

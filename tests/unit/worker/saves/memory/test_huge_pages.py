@@ -188,7 +188,7 @@ def test_where_there_are_none_nothing_is_done():
     ("enabled", "size"),
     [("always [madvise] never", HUGE), ("[always] madvise never", HUGE), ("always madvise [never]", 0)],
 )
-def test_an_administrator_who_wants_none_is_heeded(tmp_path: Path, enabled: str, size: int):
+def test_huge_pages_disabled_by_the_administrator_are_not_used(tmp_path: Path, enabled: str, size: int):
     (tmp_path / "enabled").write_text(f"{enabled}\n")
     (tmp_path / "hpage_pmd_size").write_text(f"{HUGE}\n")
     assert huge_page_size(tmp_path) == size

@@ -70,7 +70,7 @@ def test_tensors_are_found_wherever_a_state_may_hold_them():
     assert [t.numel() for t in tensors_of({"a": [one, (two, {"b": three})], "c": 1, "d": None})] == [1, 2, 3]
 
 
-def test_what_is_in_shared_memory_does_not_survive_a_fork():
+def test_tensor_in_shared_memory_does_not_survive_a_fork():
     assert survive_fork([torch.ones(3)])
     assert not survive_fork([torch.ones(3), torch.ones(3).share_memory_()])
 
@@ -192,7 +192,7 @@ def test_a_distributed_tensor_in_shared_memory_is_found(mesh: DeviceMesh):
 
 
 @pytest.mark.parametrize("kind", ["mmap", "memmap", "from_file", "torch.load"])
-def test_what_is_mapped_to_be_written_is_shared(kind: str, tmp_path: Path):
+def test_tensor_in_a_shared_writable_mapping_counts_as_shared(kind: str, tmp_path: Path):
     path = tmp_path / "mapped"
     if kind == "mmap":
         tensor = torch.frombuffer(mmap.mmap(-1, 4096), dtype=torch.float32)

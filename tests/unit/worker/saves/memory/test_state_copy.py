@@ -225,7 +225,7 @@ def test_a_tensor_without_data_stays():
     assert HostBuffers().stage([tensor]).state[0] is tensor
 
 
-def test_what_cannot_be_copied_is_an_error_and_the_buffers_go_back():
+def test_state_that_cannot_be_copied_is_an_error_and_its_buffers_are_returned():
     buffers = HostBuffers()
     with pytest.raises(TypeError, match="pickle"):
         buffers.stage([torch.ones(3), threading.Lock()])

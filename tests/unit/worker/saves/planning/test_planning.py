@@ -123,7 +123,7 @@ def test_the_first_save_is_planned_together(job: Job):
     assert "each must make the same saves" in early.hint
 
 
-def test_who_has_the_same_as_before_waits_for_nobody(job: Job):
+def test_rank_with_an_unchanged_state_waits_for_no_other_rank(job: Job):
     first = job.all_save(0, ["ab", "ab"])
     for save in (1, 2, 3):
         assert named(job.begin(0, save, "ab").share()) == first[0]
@@ -131,7 +131,7 @@ def test_who_has_the_same_as_before_waits_for_nobody(job: Job):
         assert named(job.begin(1, save, "ab").share()) == first[1]
 
 
-def test_who_has_something_else_waits_for_the_others_word_and_they_for_nothing(job: Job):
+def test_only_a_rank_with_a_changed_state_waits_for_the_other_ranks(job: Job):
     first = job.all_save(0, ["ab", "ab"])
     changed = job.share(1, 1, "abc")
     until(lambda: job.group.has_arrived(1, PLAN, 2))
@@ -150,7 +150,7 @@ def test_after_that_the_shares_are_made_even_again(job: Job):
     assert job.all_save(3, ["abcdefgh", "abcdefgh"]) == shares
 
 
-def test_what_nobody_would_write_fails_the_save_and_the_next_is_planned_anew(job: Job):
+def test_item_that_no_rank_would_write_fails_the_save_and_the_next_is_planned_from_scratch(job: Job):
     _, of_1 = job.all_save(0, ["ab", "ab"])
     negotiations = [job.begin(0, 1, "ab"), job.begin(1, 1, "c")]
     with pytest.raises(
@@ -162,7 +162,7 @@ def test_what_nobody_would_write_fails_the_save_and_the_next_is_planned_anew(job
     assert sorted(job.all_save(2, ["ab", "c"])) == ["ab", "c"]
 
 
-def test_a_rank_that_cannot_begin_fails_it_for_those_who_wait(job: Job):
+def test_rank_that_cannot_begin_fails_the_save_for_waiting_ranks(job: Job):
     job.plannings[1].refuse("save 0", job.pending(0), "its memory is full")
     with pytest.raises(BarrierAbortedError, match="rank 1 failed: its memory is full"):
         job.begin(0, 0, "ab").share()
@@ -222,7 +222,7 @@ class _Fails:
         return self._theirs(data)
 
 
-def test_who_is_lost_is_named_to_who_waits_and_holds_up_nobody_else(job: Job):
+def test_lost_rank_is_named_to_a_waiting_rank_and_delays_no_later_save(job: Job):
     job.all_save(0, ["ab", "ab"])
     waits = job.begin(0, 1, "abc")
     job.group.lose(1)
@@ -233,7 +233,7 @@ def test_who_is_lost_is_named_to_who_waits_and_holds_up_nobody_else(job: Job):
         negotiation.share()
 
 
-def test_while_the_coordinator_is_away_who_waits_is_told_and_it_is_asked_on(job: Job):
+def test_waiting_rank_is_told_that_the_coordinator_is_away_and_planning_continues(job: Job):
     job.members[0].sibling(PLAN).raises = {0: [AWAY]}
     negotiation = job.begin(0, 0, "ab")
     with pytest.raises(OutcomeUnknownError):

@@ -39,7 +39,7 @@ def test_at_first_what_all_have_is_divided():
     assert [unpacked(plans.shares[rank]).storage_data.prefix for rank in range(2)] == ["__0_", "__1_"]
 
 
-def test_who_has_not_changed_keeps_its_share_and_the_others_divide_the_rest():
+def test_unchanged_rank_keeps_its_share_and_the_other_ranks_divide_the_rest():
     first = Plans().changed({rank: plan_of("a", "b", "c") for rank in range(3)}, 3)
     same = first.shares[1]
     plans = first.changed({0: plan_of("a", "b", "c", "d"), 2: plan_of("a", "b", "c", "d")}, 3)
@@ -50,7 +50,7 @@ def test_who_has_not_changed_keeps_its_share_and_the_others_divide_the_rest():
     assert first.shares[1] is same, "a plan that was made is not changed"
 
 
-def test_what_would_be_written_by_nobody_is_no_plan():
+def test_plan_that_leaves_an_item_without_a_writer_is_refused():
     first = Plans().changed({rank: plan_of("a", "b") for rank in range(2)}, 2)
     (lost,) = names(first.shares[1])
     (kept,) = names(first.shares[0])
@@ -59,7 +59,7 @@ def test_what_would_be_written_by_nobody_is_no_plan():
 
 
 def test_a_rank_that_rank_0_has_made_no_plan_for():
-    with pytest.raises(ValueError, match=r"rank 1 writes by a plan that rank 0 has not made: .* begun anew"):
+    with pytest.raises(ValueError, match=r"rank 1 writes by a plan that rank 0 has not made: .* restarted"):
         Plans().changed({0: plan_of("a")}, 2)
 
 

@@ -40,7 +40,7 @@ def test_looking_costs_no_round_trip(queue: AsyncCallsQueue, barrier: FakeBarrie
     assert barrier.siblings["save/agreement"].gathered == []
 
 
-def test_what_not_every_rank_has_heard_is_not_finalized_where_all_must_agree(
+def test_save_is_finalized_only_after_every_rank_knows_the_decision(
     queue: AsyncCallsQueue, barrier: FakeBarrier
 ):
     agreement = barrier.siblings["save/agreement"]
@@ -127,7 +127,7 @@ def test_timings_come_for_each_save_that_was_finalized(barrier: FakeBarrier):
     assert heard[0].stall == heard[0].preload + heard[0].start + heard[0].finalize
 
 
-def test_what_the_training_thread_waited_for_before_is_in_the_stall(barrier: FakeBarrier):
+def test_stall_includes_the_earlier_wait_of_the_training_thread(barrier: FakeBarrier):
     heard: list[SaveTimings] = []
     with AsyncCallsQueue(barrier=barrier, on_saved=heard.append) as queue:  # type: ignore[arg-type]
         queue.schedule_async_request(AsyncRequest(nothing, (), []), prepared=7)
@@ -173,7 +173,7 @@ def test_cleaning_up_that_ends_with_any_error_ends_no_thread(queue: AsyncCallsQu
 
 
 @pytest.mark.parametrize("where", ["on_written", "commit", "on_decided", "finalize"])
-def test_what_a_save_calls_may_use_its_queue_but_not_wait_for_it(
+def test_callback_of_a_save_may_use_its_queue_but_not_wait_for_the_queue(
     queue: AsyncCallsQueue, barrier: FakeBarrier, where: str
 ):
     """It runs on the voter's thread, except for finalize functions, and that thread would wait for itself."""
@@ -231,7 +231,7 @@ def test_the_with_block_finalizes_at_its_end(barrier: FakeBarrier, tmp_path: Pat
     assert threads_of_queues() <= before
 
 
-def test_what_finalize_functions_hold_is_let_go(queue: AsyncCallsQueue):
+def test_objects_held_by_finalize_functions_are_released(queue: AsyncCallsQueue):
     class State:
         pass
 

@@ -154,7 +154,7 @@ def test_abort_fails_a_save_that_is_still_prepared_and_ends_its_late_writer(barr
     assert [vote is None for vote in barrier.votes] == [True, False, True]
 
 
-def test_what_another_thread_takes_by_an_abort_is_not_finalized_nor_is_what_is_not_decided(
+def test_saves_aborted_by_another_thread_and_undecided_saves_are_not_finalized(
     queue: AsyncCallsQueue, barrier: FakeBarrier
 ):
     """While the first of two that are decided is being finalized the queue is aborted, and goes on."""

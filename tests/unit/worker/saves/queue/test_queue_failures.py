@@ -108,7 +108,7 @@ def test_an_unknown_outcome_is_asked_for_again(queue: AsyncCallsQueue, barrier: 
     assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0]
 
 
-def test_who_waits_is_told_that_the_coordinator_is_away_and_may_wait_on(barrier: FakeBarrier):
+def test_waiting_caller_is_told_that_the_coordinator_is_away_and_may_wait_again(barrier: FakeBarrier):
     away, back = threading.Event(), threading.Event()
     vote = barrier.vote
 
@@ -156,7 +156,7 @@ def test_a_refusal_is_raised_and_later_saves_go_on(queue: AsyncCallsQueue, barri
     assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [1]
 
 
-def test_what_could_not_be_begun_is_cleaned_up_after_as_well(barrier: FakeBarrier):
+def test_save_that_could_not_begin_is_also_cleaned_up(barrier: FakeBarrier):
     """Other ranks may have written."""
     cleaned: list[str] = []
     queue = AsyncCallsQueue(barrier=barrier)  # type: ignore[arg-type]

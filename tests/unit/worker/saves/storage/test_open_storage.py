@@ -41,14 +41,14 @@ def test_a_bucket():
     ],
     ids=str,
 )
-def test_what_is_neither_says_what_to_write(
+def test_invalid_location_is_refused_with_advice(
     name: str | Path, options: dict[str, Any] | None, error: type[Exception], said: str, tmp_path: Path
 ):
     with pytest.raises(error, match=said):
         open_storage(name, options, "job")
 
 
-def test_a_folder_beside_whose_name_has_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_relative_folder_name_may_contain_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert isinstance(open_storage("run-10:31", None, "job"), FolderStorage)
     assert (tmp_path / "run-10:31").is_dir()

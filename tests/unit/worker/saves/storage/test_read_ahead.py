@@ -76,7 +76,7 @@ def test_item_beyond_the_bound_is_read_alone():
         assert bytes(next(items)[1]) == bytes([1]) * 1000
 
 
-def test_error_reaches_who_asks_for_the_item():
+def test_read_error_is_raised_when_the_item_is_requested():
     disk = Disk()
     disk.fails_at = 2
     with reading(disk, *[40] * 5).start() as items:

@@ -130,7 +130,7 @@ def test_abort_ends_the_wait_for_a_write_that_cannot_be_killed(caller: Any, tmp_
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_queue_whose_writer_cannot_be_killed_votes_and_closes(tmp_path: Path, persistent: bool):
+def test_queue_with_an_unkillable_writer_votes_and_closes(tmp_path: Path, persistent: bool):
     gate, barrier = tmp_path / "gate", FakeBarrier()
     queue = AsyncCallsQueue(persistent, barrier=barrier, timeout=0.2)  # type: ignore[arg-type]
     with immortal(gate):
@@ -258,7 +258,7 @@ def test_an_interrupt_at_the_fork_does_not_reach_the_training_program(monkeypatc
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_an_interrupt_before_it_is_known_who_was_born_leaves_no_child(monkeypatch: pytest.MonkeyPatch):
+def test_interrupt_right_after_the_fork_leaves_no_child(monkeypatch: pytest.MonkeyPatch):
     fork = os.fork
 
     def interrupted() -> int:

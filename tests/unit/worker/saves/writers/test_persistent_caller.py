@@ -126,7 +126,7 @@ def test_a_worker_ends_though_a_forked_process_holds_its_pipe(persistent: Persis
         os.waitpid(holder, 0)
 
 
-def test_what_cannot_be_pickled_is_refused_and_its_buffers_go_back(persistent: PersistentCaller):
+def test_request_that_cannot_be_pickled_is_refused_and_its_buffers_are_returned(persistent: PersistentCaller):
     with pytest.raises(Exception, match="pickle"):
         persistent.start(AsyncRequest(lambda: None, (torch.ones(4),), []))
     assert persistent.start(AsyncRequest(time.sleep, (0,), [])).wait(PATIENCE).failure is None

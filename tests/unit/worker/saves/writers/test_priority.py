@@ -11,7 +11,7 @@ from muster.worker.saves.writers.priority import Priority
 @pytest.mark.parametrize(
     ("cpu", "io", "named"), [(20, None, "cpu_priority = 20"), (None, 4, "io_priority = 4")]
 )
-def test_what_there_is_not_is_refused(cpu: int | None, io: int | None, named: str):
+def test_priority_out_of_range_is_refused(cpu: int | None, io: int | None, named: str):
     with pytest.raises(ValueError, match=named):
         Priority(cpu, io)
 

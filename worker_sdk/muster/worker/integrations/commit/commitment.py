@@ -457,7 +457,7 @@ def take_turn(barrier: GrpcBarrier, following: Commitment | None = None) -> None
         with _last_lock:
             last = _last.get(group)
             if last is None or last.is_over:
-                # Not before: who is interrupted here must not have the next one begin beside the last.
+                # Not before: after an interrupt here the next save must not begin beside the last.
                 if following is not None:
                     _last[group] = following
                 return

@@ -2,8 +2,8 @@
 
 import re
 
+from muster.client.protocol import MAX_STEP
 from muster.worker.errors import MusterError
-from muster.worker.groups.write_report import MAX_STEP
 
 DONE, NOT_YET, GIVEN_UP = b"", b"not yet", b"given up"
 """The words of a save under way. The usual word is empty: each rank is sent those of all."""

@@ -195,7 +195,7 @@ class Planning:
         if share is None:
             self._replanned = number
         negotiation = PlanNegotiation(name, pending, number, proposed, share, None, planner)
-        # Whoever interrupts this finds the save begun, or not.
+        # An interrupt finds the save either begun or not.
         self._negotiator.put(negotiation)
         return negotiation
 

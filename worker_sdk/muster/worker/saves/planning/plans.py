@@ -126,7 +126,7 @@ class Plans:
             return self.shares[rank]
         except KeyError:
             raise ValueError(
-                f"rank {rank} writes by a plan that rank 0 has not made: one of the two has begun anew. "
+                f"rank {rank} writes by a plan that rank 0 has not made: one of the two has restarted. "
                 "Restart the job on all ranks."
             ) from None
 
@@ -138,7 +138,7 @@ class Plans:
                     raise ValueError(
                         f"rank {rank} has {item.index.fqn} in its state, and the rank that was to write it "
                         "for all has it no more. Change the state of all ranks before the same save. The "
-                        "next save is planned anew."
+                        "next save makes a new plan."
                     )
 
 

@@ -47,7 +47,7 @@ class Group:
         try:
             _taken.add(self)
             _numbered.add(self)
-        except BaseException:  # Whoever interrupts has no queue to close.
+        except BaseException:  # After an interrupt there is no queue to close.
             self.give_back()
             raise
 

@@ -220,7 +220,7 @@ class PersistentCaller:
         try:
             return worker.send(location, held, preloaded - began, preloaded)
         except BaseException as error:
-            # It may have half of a message, or a request for whose answer nobody waits.
+            # It may have half of a message, or a request that nobody waits for any more.
             worker.kill(f"it was handed a request, and then: {failure_text(error)}")
             held.release()
             raise

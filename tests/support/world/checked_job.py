@@ -265,7 +265,7 @@ class CheckedJob(RuleBasedStateMachine):
                 assert self.was_superseded(client, refused.prefix)
             case Reason.SEQUENCE_BEHIND:
                 # The process that took its place, for a barrier or for good, may be forgotten with its life:
-                # then it goes on where it is told. If nobody did, it must hear the release that it arrived at.
+                # then it goes on where it is told. Otherwise it must hear the release that it arrived at.
                 assert self.was_superseded(client, refused.prefix) or any(
                     other.arrived_at(refused.prefix, some(refused.sequence))
                     for other in self.world.clients

@@ -119,7 +119,7 @@ def _all(do: Callable[[int], None], ranks: "range | list[int]") -> None:
         thread.join()
 
 
-class Crowd:
+class RankProcesses:
     """The ranks, in several processes, each of which has an endpoint."""
 
     def __init__(
@@ -174,7 +174,9 @@ class Usage:
         relays: of the ranks.
     """
 
-    def __init__(self, crowd: Crowd, installation: Replicas, etcd: Cluster, relays: Sequence[Relay]) -> None:
+    def __init__(
+        self, crowd: RankProcesses, installation: Replicas, etcd: Cluster, relays: Sequence[Relay]
+    ) -> None:
         everyone = {
             "ranks": crowd.processes,
             "relays": [psutil.Process(one.pid) for one in relays],
@@ -249,7 +251,7 @@ def failovers(
         if clients == RELAYED:
             relays = [stack.enter_context(Relay(folder, installation.endpoint)) for _ in endpoints]
             endpoints = [one.endpoint for one in relays]
-        crowd = Crowd(CLIENTS[clients], endpoints, ranks - 1, ranks, stack)
+        crowd = RankProcesses(CLIENTS[clients], endpoints, ranks - 1, ranks, stack)
         last = LastRank(installation.endpoint, ranks - 1, ranks)
 
         def begin() -> Usage:
@@ -267,7 +269,7 @@ def _failover(
     fault: Callable[[Replica], None],
     installation: Replicas,
     begin: Callable[[], Usage],
-    crowd: Crowd,
+    crowd: RankProcesses,
     last: LastRank,
     repeats: int,
     lease_ttl: float,

@@ -38,7 +38,7 @@ BESIDE: dict[str, System] = {
     "JAX coordination service": SYSTEMS["jax"],
     "Muster, a stream for each rank": SYSTEMS["muster-memory"],
     "Muster, through relays": System("relays", _coordinator, "benchmarks.peers.muster_relayed"),
-    "Muster, as relays speak": System("lines", _coordinator, "benchmarks.peers.muster_lines"),
+    "Muster, as relays speak": System("lines", _coordinator, "benchmarks.peers.muster_relays"),
 }
 DIRECT, RELAYED, LINES = list(BESIDE)[2:]
 RANKS = 1024
@@ -82,7 +82,7 @@ class AgentMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class ManyRuns:
     """Many runs at once, each with a barrier a second: the decisions, after their last arrivals."""
 
     runs: int
@@ -264,7 +264,7 @@ def floor() -> Floor:
     return Floor(*map(float, told))
 
 
-def crowd(runs: int, ranks: int, seconds: float, processes: int) -> Crowd:
+def crowd(runs: int, ranks: int, seconds: float, processes: int) -> ManyRuns:
     """Runs that have a barrier each second, at moments of their own."""
     port = free_port()
     coordinator = subprocess.Popen(_coordinator(port, 0, Path()), stderr=subprocess.DEVNULL)
@@ -279,7 +279,7 @@ def crowd(runs: int, ranks: int, seconds: float, processes: int) -> Crowd:
     finally:
         coordinator.kill()
         coordinator.wait()
-    return Crowd(
+    return ManyRuns(
         runs,
         ranks,
         len(waits),

@@ -27,7 +27,7 @@ from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.measure import cpu_seconds
 from benchmarks.measuring.report import table
 from benchmarks.peers import listens, muster_command
-from benchmarks.peers.muster_lines import RANKS_PER_NODE
+from benchmarks.peers.muster_relays import RANKS_PER_NODE
 from lab.processes.coordinator import free_port
 
 SIZES = (1024, 16_384, 65_536)

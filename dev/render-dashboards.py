@@ -38,7 +38,7 @@ VARIABLES = {"coordinator": "muster", "run": RUN, "prefix": ".*", "__rate_interv
 CELL_WIDTH, CELL_HEIGHT, GAP = 0.72, 0.4, 0.08
 """Inches: a cell of the grid, and what is left free around a panel."""
 DPI = 80
-MOST_LEGEND_ROWS = 4
+MAX_LEGEND_ROWS = 4
 PALETTE = (
     *("#56A64B", "#F2CC0C", "#3274D9", "#FF780A", "#E02F44", "#0A76A4", "#A352CC", "#705DA0", "#508642"),
     *("#967302", "#2F575E", "#99440A"),
@@ -328,7 +328,7 @@ def _time_axis(axes: Axes, data: Data) -> None:
 def _legend_rows(names: Sequence[str], width: int) -> int:
     """How many rows the names take, below a panel of so many columns."""
     per_row = max(1, int(width * CELL_WIDTH * 12 / (max(map(len, names), default=1) + 5)))
-    return min(MOST_LEGEND_ROWS, -(-len(names) // per_row))
+    return min(MAX_LEGEND_ROWS, -(-len(names) // per_row))
 
 
 def _settings(panel: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import grpc.aio
 
 from benchmarks.peers.base import LoadSpec
 from benchmarks.peers.muster import CHANNEL_OPTIONS, Rank, SessionLoad
-from benchmarks.peers.muster_lines import nodes_of
+from benchmarks.peers.muster_relays import nodes_of
 
 REPORTS = "MUSTER_BENCH_RELAY_REPORTS"
 """Names a folder for what the relays have to tell at their end."""

@@ -12,10 +12,10 @@ import sys
 import uvloop
 
 from benchmarks.peers.base import RoundTimes
-from benchmarks.peers.muster_lines import CONNECTING_AT_ONCE, Line, nodes_of
+from benchmarks.peers.muster_relays import CONNECTING_AT_ONCE, RelayStream, nodes_of
 
 
-async def pass_barriers(lines: list[Line], seconds: float) -> list[tuple[float, float]]:
+async def pass_barriers(lines: list[RelayStream], seconds: float) -> list[tuple[float, float]]:
     """The barriers of one run, from a moment of its own on."""
     await asyncio.sleep(random.uniform(0.0, 1.0))
     waits = []
@@ -33,11 +33,12 @@ async def main() -> None:
     port, number, runs, ranks = map(int, sys.argv[1:5])
     seconds = float(sys.argv[5])
     jobs = [
-        [Line(node, port, f"run-{number}-{one}") for node in nodes_of(range(ranks))] for one in range(runs)
+        [RelayStream(node, port, f"run-{number}-{one}") for node in nodes_of(range(ranks))]
+        for one in range(runs)
     ]
     at_once = asyncio.Semaphore(CONNECTING_AT_ONCE)
 
-    async def join(lines: list[Line]) -> None:
+    async def join(lines: list[RelayStream]) -> None:
         async with at_once:
             await asyncio.gather(*(line.join(ranks) for line in lines))
 

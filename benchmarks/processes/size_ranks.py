@@ -17,7 +17,7 @@ import uvloop
 
 from benchmarks.peers.base import BARRIER_TIMEOUT_S
 from benchmarks.peers.muster import CHANNEL_OPTIONS, Kind, read_until
-from benchmarks.peers.muster_lines import CONNECTING_AT_ONCE, RANKS_PER_NODE, nodes_of
+from benchmarks.peers.muster_relays import CONNECTING_AT_ONCE, RANKS_PER_NODE, nodes_of
 from lab import aio
 from muster.v1 import common_pb2, session_pb2
 

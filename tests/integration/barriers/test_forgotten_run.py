@@ -12,8 +12,8 @@ from lab.processes.command import job, muster, output
 from lab.processes.coordinator import Coordinator
 from muster.worker import CoordinatorStore, RefusedError
 from muster.worker.rendezvous import create_handler
-from tests.support.meeting import in_thread
 from tests.support.ranks import everyone, ranks
+from tests.support.rendezvous_runs import in_thread
 
 pytestmark = pytest.mark.also_through_relay
 

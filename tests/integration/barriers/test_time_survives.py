@@ -19,14 +19,14 @@ from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import ConnectError, CoordinatorStore, StoreTimeoutError
 from muster.worker.errors import RefusedError
 from muster.worker.node.membership import NodeConfig, NodeMembership
-from tests.support.meeting import in_thread
 from tests.support.ranks import everyone, ranks
+from tests.support.rendezvous_runs import in_thread
 from tests.support.waiters import arrived, wait_for_arrivals
 
 TIMEOUT = 16
 LIFE = 8.0
 """Seconds from when all who wait are back to the next kill: less than the timeout."""
-MOST_LIVES = 8
+MAX_LIVES = 8
 HOURS = 5 * 3600.0
 
 pytestmark = [pytest.mark.also_through_relay, pytest.mark.back_in_time]
@@ -82,7 +82,7 @@ def test_barriers_joins_and_waits_for_keys_time_out(patient: Coordinator, node: 
             ended = {"rank": zero.has_answered(), "node": join.done(), "store": wait.done()}
             return [who for who, has_ended in ended.items() if not has_ended]
 
-        for _ in range(MOST_LIVES):
+        for _ in range(MAX_LIVES):
             until(lambda: all(is_back(patient, who) for who in waiting()), "they do not come back")
             # An idle wait is wanted here: that is how long the coordinator lives.
             time.sleep(LIFE)

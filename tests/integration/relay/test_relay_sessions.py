@@ -23,7 +23,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         yield running
 
 
-class Line:
+class RelayStream:
     """A relay's stream for ranks 0 to 3 of one run."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -84,7 +84,7 @@ def muster(coordinator: Coordinator, *arguments: str) -> str:
 
 
 def test_one_rank_is_evicted_and_another_process_of_it_enters(coordinator: Coordinator):
-    line = Line(coordinator)
+    line = RelayStream(coordinator)
     line.enter(0, 1, 2, 3)
     shown = muster(coordinator, "get", "members", "job1", "-o", "wide")
     assert shown.count(RELAY) == 4
@@ -100,7 +100,7 @@ def test_one_rank_is_evicted_and_another_process_of_it_enters(coordinator: Coord
 
 
 def test_a_coordinator_is_killed_and_a_line_comes_back_to_the_same_answers(coordinator: Coordinator):
-    line = Line(coordinator)
+    line = RelayStream(coordinator)
     ordinals = line.enter(0, 1, 2, 3)
     line.arrive(0, 1, 2, 3)
     assert line.decision() == (common_pb2.OUTCOME_RELEASED, [0, 1, 2, 3])
@@ -110,7 +110,7 @@ def test_a_coordinator_is_killed_and_a_line_comes_back_to_the_same_answers(coord
         line.hear()
     line.close()
     coordinator.start()
-    again = Line(coordinator)
+    again = RelayStream(coordinator)
     assert again.enter(0, 1, 2, ordinals=ordinals) == {rank: ordinals[rank] for rank in range(3)}
     again.arrive(0, 2)
     assert again.decision() == (common_pb2.OUTCOME_RELEASED, [0, 2])
@@ -120,7 +120,7 @@ def test_a_coordinator_is_killed_and_a_line_comes_back_to_the_same_answers(coord
 
 
 def test_ranks_of_a_broken_relay_stream_are_lost_unless_they_return(coordinator: Coordinator):
-    first, second = Line(coordinator), Line(coordinator)
+    first, second = RelayStream(coordinator), RelayStream(coordinator)
     ordinals = first.enter(0, 1)
     second.enter(2, 3)
     first.close()

@@ -9,14 +9,14 @@ import pytest
 import muster.worker
 from lab.patience import PATIENCE
 from lab.processes.coordinator import Coordinator
-from tests.support.meeting import (
+from tests.support.rendezvous_runs import (
     Both,
     Each,
-    Meeting,
-    MusterMeeting,
+    MusterRendezvous,
+    RendezvousRun,
     Scenario,
     T,
-    TorchMeeting,
+    TorchRendezvous,
     in_thread,
     kept_environment,
     meeting,
@@ -41,13 +41,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 @pytest.fixture
 def each(shared: Coordinator) -> Each:
     def run(scenario: Scenario[T]) -> tuple[T, T]:
-        def play(made: Meeting) -> T:
+        def play(made: RendezvousRun) -> T:
             with meeting(made):
                 return scenario(made)
 
         futures: list[Future[T]] = [
-            in_thread(lambda: play(TorchMeeting())),
-            in_thread(lambda: play(MusterMeeting(shared))),
+            in_thread(lambda: play(TorchRendezvous())),
+            in_thread(lambda: play(MusterRendezvous(shared))),
         ]
         theirs, ours = [future.result(2 * PATIENCE) for future in futures]
         return theirs, ours

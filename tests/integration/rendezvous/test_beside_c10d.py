@@ -11,12 +11,12 @@ import time
 import pytest
 
 from lab.patience import PATIENCE, until
-from tests.support.meeting import (
+from tests.support.rendezvous_runs import (
     REMOVED_SOON,
     UNHURRIED,
     Both,
     Joining,
-    Meeting,
+    RendezvousRun,
     Seen,
     connected,
     in_thread,
@@ -30,7 +30,7 @@ from tests.support.meeting import (
 
 
 def test_a_round_is_complete_at_once_when_the_most_are_there(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         nodes = [run.node("1:3", last_call_timeout=110) for _ in range(3)]
         began = time.monotonic()
         infos = together(*nodes)
@@ -40,7 +40,7 @@ def test_a_round_is_complete_at_once_when_the_most_are_there(both: Both):
 
 
 def test_ranks_follow_the_addresses_of_nodes_that_come_for_the_first_time(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         addresses = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
         return worlds(together(*(run.node("3", address) for address in addresses)))
 
@@ -48,7 +48,7 @@ def test_ranks_follow_the_addresses_of_nodes_that_come_for_the_first_time(both: 
 
 
 def test_a_round_with_the_fewest_is_complete_after_the_last_call(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         began = time.monotonic()
         infos = together(*(run.node("2:4", last_call_timeout=2) for _ in range(2)))
         return shape(infos), time.monotonic() - began >= 2
@@ -57,7 +57,7 @@ def test_a_round_with_the_fewest_is_complete_after_the_last_call(both: Both):
 
 
 def test_node_that_comes_within_the_last_call_is_in_the_round(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         early = [Joining(run.node("2:4", last_call_timeout=8)) for _ in range(2)]
         until(lambda: run.seen().participants == 2)
         late = Joining(run.node("2:4", last_call_timeout=8))
@@ -67,7 +67,7 @@ def test_node_that_comes_within_the_last_call_is_in_the_round(both: Both):
 
 
 def test_all_join_again_for_a_new_round_with_the_same_ranks(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         nodes = [run.node("2", address) for address in ("127.0.0.1", "127.0.0.2")]
         return [worlds(together(*nodes)) for _ in range(3)]
 
@@ -79,7 +79,7 @@ def test_all_join_again_for_a_new_round_with_the_same_ranks(both: Both):
 
 @pytest.mark.usefixtures("workers_host")
 def test_a_latecomer_is_counted_and_let_in_when_the_members_join_again(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first, late = run.node("1:2", "127.0.0.1"), run.node("1:2", "127.0.0.2")
         alone = worlds(together(first))
         counted = [first.num_nodes_waiting()]
@@ -96,7 +96,7 @@ def test_a_latecomer_is_counted_and_let_in_when_the_members_join_again(both: Bot
 
 @pytest.mark.usefixtures("workers_host")
 def test_two_latecomers_are_counted_and_let_in_together(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first = run.node("1:3", last_call_timeout=UNHURRIED)
         together(first)
         waiting = [Joining(run.node("1:3", last_call_timeout=UNHURRIED)) for _ in range(2)]
@@ -109,7 +109,7 @@ def test_two_latecomers_are_counted_and_let_in_together(both: Both):
 
 @pytest.mark.usefixtures("workers_host")
 def test_redundant_node_is_admitted_when_a_member_dies(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         stays, dies = (
             run.node(
                 "1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON
@@ -132,7 +132,7 @@ def test_redundant_node_is_admitted_when_a_member_dies(both: Both):
 
 
 def test_a_node_that_dies_is_removed_and_the_others_form_a_round(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first, dies, last = (
             run.node(
                 "2:3", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON
@@ -150,7 +150,7 @@ def test_a_node_that_dies_is_removed_and_the_others_form_a_round(both: Both):
 def test_too_few_nodes_time_out_and_ours_names_the_present_nodes(both: Both):
     said: dict[str, str] = {}
 
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         error = Joining(run.node("2", join_timeout=4)).error()
         said[run.backend] = str(error)
         return type(error).__name__, run.seen()
@@ -166,7 +166,7 @@ def test_too_few_nodes_time_out_and_ours_names_the_present_nodes(both: Both):
 def test_a_latecomer_that_nobody_lets_in_times_out_and_the_round_goes_on(both: Both):
     said: dict[str, str] = {}
 
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first = run.node("1:2")
         together(first)
         error = Joining(run.node("1:2", join_timeout=2)).error()
@@ -183,7 +183,7 @@ def test_a_latecomer_that_nobody_lets_in_times_out_and_the_round_goes_on(both: B
 
 
 def test_nobody_joins_what_was_closed_before_anyone_came(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         closer, comer = run.node("1"), run.node("1")
         before = closer.is_closed(), comer.is_closed()
         closer.set_closed()
@@ -194,7 +194,7 @@ def test_nobody_joins_what_was_closed_before_anyone_came(both: Both):
 
 
 def test_nobody_joins_what_was_closed_after_a_round(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first = run.node("1:2")
         together(first)
         first.set_closed()
@@ -205,7 +205,7 @@ def test_nobody_joins_what_was_closed_after_a_round(both: Both):
 
 
 def test_closing_ends_the_wait_for_a_round(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         waiting = Joining(run.node("2"))
         until(lambda: run.seen().participants == 1)
         run.node("2").set_closed()
@@ -215,7 +215,7 @@ def test_closing_ends_the_wait_for_a_round(both: Both):
 
 
 def test_closing_ends_the_wait_to_be_let_in(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first = run.node("1:2")
         together(first)
         waiting = Joining(run.node("1:2"))
@@ -227,7 +227,7 @@ def test_closing_ends_the_wait_to_be_let_in(both: Both):
 
 
 def test_standby_node_ends_gracefully_when_the_job_is_over(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first = run.node("1")
         together(first)
         standing_by = Joining(run.node("1"))
@@ -238,7 +238,7 @@ def test_standby_node_ends_gracefully_when_the_job_is_over(both: Both):
 
 
 def test_the_others_of_the_round_see_that_it_is_closed_and_go_on(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first, second = run.node("2"), run.node("2")
         infos = together(first, second)
         before = first.is_closed(), second.is_closed()
@@ -251,7 +251,7 @@ def test_the_others_of_the_round_see_that_it_is_closed_and_go_on(both: Both):
 
 
 def test_closing_and_shutting_down_twice_does_no_harm(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first, second = run.node("2"), run.node("2")
         together(first, second)
         first.set_closed()
@@ -262,7 +262,7 @@ def test_closing_and_shutting_down_twice_does_no_harm(both: Both):
 
 
 def test_a_node_that_never_joined_can_be_shut_down(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         never = run.node("2")
         return never.num_nodes_waiting(), never.shutdown(), never.is_closed()
 
@@ -273,7 +273,7 @@ def test_a_node_that_never_joined_can_be_shut_down(both: Both):
 
 
 def test_the_handler_says_what_it_is(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         node = run.node("1")
         return node.get_backend() == run.backend, node.get_run_id() == run.run_id, node.use_agent_store
 
@@ -281,7 +281,7 @@ def test_the_handler_says_what_it_is(both: Both):
 
 
 def test_agents_of_a_round_share_a_store_of_their_own(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         nodes = [run.node("2") for _ in range(2)]
         first, second = together(*nodes)
         first.store.set("from", str(first.rank))
@@ -298,7 +298,7 @@ def test_agents_of_a_round_share_a_store_of_their_own(both: Both):
 
 
 def test_workers_find_the_store_of_rank_0(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         nodes = [run.node("2", f"127.0.0.{number}") for number in (1, 2)]
         infos = together(*nodes)
         one = len(set(places(infos))) == 1
@@ -309,7 +309,7 @@ def test_workers_find_the_store_of_rank_0(both: Both):
 
 @pytest.mark.usefixtures("workers_host")
 def test_workers_may_host_the_store_themselves(both: Both):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         nodes = [run.node("2") for _ in range(2)]
         infos = together(*nodes)
         address, port = places(infos)[0]

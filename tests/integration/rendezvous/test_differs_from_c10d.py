@@ -11,13 +11,13 @@ from lab.patience import until
 from lab.processes.coordinator import Coordinator
 from muster.worker.exit_barrier import ARRIVED
 from muster.worker.rendezvous import MusterRendezvousHandler
-from tests.support.meeting import (
+from tests.support.rendezvous_runs import (
     REMOVED_SOON,
     UNHURRIED,
     Each,
     Joining,
-    Meeting,
-    MusterMeeting,
+    MusterRendezvous,
+    RendezvousRun,
     Seen,
     connected,
     meeting,
@@ -28,7 +28,7 @@ from tests.support.meeting import (
 
 
 def test_workers_are_sent_to_a_dead_rank_0_only_by_theirs(each: Each):
-    def scenario(run: Meeting) -> tuple[list[tuple[str, int]], tuple[str, int]]:
+    def scenario(run: RendezvousRun) -> tuple[list[tuple[str, int]], tuple[str, int]]:
         nodes = [
             run.node(
                 "2:3", f"127.0.0.{number}", mortal=number == 1, last_call_timeout=UNHURRIED, **REMOVED_SOON
@@ -53,7 +53,7 @@ def test_workers_are_sent_to_a_dead_rank_0_only_by_theirs(each: Each):
 
 
 def test_nodes_of_a_round_hear_only_in_ours_that_it_lost_one(each: Each):
-    def scenario(run: Meeting) -> tuple[list[int], list[int]]:
+    def scenario(run: RendezvousRun) -> tuple[list[int], list[int]]:
         nodes = [
             run.node(
                 "2:3", f"127.0.0.{number}", mortal=number == 3, last_call_timeout=UNHURRIED, **REMOVED_SOON
@@ -73,7 +73,7 @@ def test_nodes_of_a_round_hear_only_in_ours_that_it_lost_one(each: Each):
 
 
 def test_nodes_that_wait_at_the_exit_do_not_go_on_without_a_lost_one(each: Each):
-    def scenario(run: Meeting) -> list[int]:
+    def scenario(run: RendezvousRun) -> list[int]:
         nodes = [
             run.node(
                 "1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON
@@ -95,7 +95,7 @@ def test_nodes_that_wait_at_the_exit_do_not_go_on_without_a_lost_one(each: Each)
 def test_a_newcomer_never_hears_where_rank_0_is_in_theirs_and_does_in_ours(each: Each):
     """Rank 0 tells it once in the life of its handler, and each round has a store of its own."""
 
-    def scenario(run: Meeting) -> tuple[Any, Any]:
+    def scenario(run: RendezvousRun) -> tuple[Any, Any]:
         first = run.node("1:2", "127.0.0.1", read_timeout=3)
         together(first)
         newcomer = Joining(run.node("1:2", "127.0.0.2", read_timeout=3))
@@ -113,12 +113,12 @@ def test_a_newcomer_never_hears_where_rank_0_is_in_theirs_and_does_in_ours(each:
 
 
 def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         dies = run.node("2", "127.0.0.2", mortal=True, keep_alive_interval=30)
         Joining(dies)
         until(lambda: run.seen().participants == 1)
         run.part(dies)
-        if isinstance(run, MusterMeeting):
+        if isinstance(run, MusterRendezvous):
             until(lambda: not run.show().nodes[0].connected)
         comer = Joining(run.node("2", "127.0.0.1", join_timeout=2, keep_alive_interval=30))
         return comer.info().world_size if run.backend == "c10d" else str(comer.error())
@@ -129,7 +129,7 @@ def test_a_round_is_begun_with_a_dead_node_in_theirs_and_not_in_ours(each: Each)
 
 
 def test_node_with_a_broken_connection_rejoins_only_in_ours(each: Each):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         stays, cut_off = (
             run.node(
                 "1:2", f"127.0.0.{number}", mortal=number == 2, last_call_timeout=UNHURRIED, **REMOVED_SOON
@@ -156,14 +156,14 @@ def test_node_with_a_broken_connection_rejoins_only_in_ours(each: Each):
 
 
 def test_node_10_comes_before_node_2_in_theirs_and_after_it_in_ours(each: Each):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         return worlds(together(run.node("2", "127.0.0.10"), run.node("2", "127.0.0.2")))
 
     assert each(scenario) == ([(0, 2), (1, 2)], [(1, 2), (0, 2)])
 
 
 def test_a_newcomer_takes_rank_0_away_in_theirs_and_not_in_ours(each: Each):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first = run.node("1:2", "127.0.0.2")
         together(first)
         newcomer = Joining(run.node("1:2", "127.0.0.1"))
@@ -175,7 +175,7 @@ def test_a_newcomer_takes_rank_0_away_in_theirs_and_not_in_ours(each: Each):
 
 
 def test_nodes_that_disagree_are_let_in_by_theirs_and_told_by_ours(each: Each):
-    def scenario(run: Meeting) -> object:
+    def scenario(run: RendezvousRun) -> object:
         first = Joining(run.node("2:3", last_call_timeout=1))
         until(lambda: run.seen().participants == 1)
         second = Joining(run.node("2:4", last_call_timeout=1))
@@ -192,7 +192,7 @@ def test_nodes_that_disagree_are_let_in_by_theirs_and_told_by_ours(each: Each):
 
 def test_member_of_the_round_is_admitted_before_a_standby_node(shared: Coordinator):
     """In theirs it is a race."""
-    with meeting(MusterMeeting(shared)) as run:
+    with meeting(MusterRendezvous(shared)) as run:
         first, second = run.node("2"), run.node("2")
         before = worlds(together(first, second))
         standing_by = Joining(run.node("2"))

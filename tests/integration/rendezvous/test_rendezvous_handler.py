@@ -28,10 +28,10 @@ from muster.worker import GrpcBarrier
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from tests.support import launches, store_users
 from tests.support.expect import some
-from tests.support.meeting import (
+from tests.support.rendezvous_runs import (
     Joining,
-    Meeting,
-    MusterMeeting,
+    MusterRendezvous,
+    RendezvousRun,
     Seen,
     in_thread,
     kept_environment,
@@ -45,12 +45,12 @@ UNHURRIED = 110
 
 
 @pytest.fixture
-def run(coordinator: Coordinator) -> Iterator[MusterMeeting]:
-    with kept_environment(), meeting(MusterMeeting(coordinator, "job")) as made:
+def run(coordinator: Coordinator) -> Iterator[MusterRendezvous]:
+    with kept_environment(), meeting(MusterRendezvous(coordinator, "job")) as made:
         yield made
 
 
-class Elsewhere(Meeting):
+class Elsewhere(RendezvousRun):
     """A run at a port where no coordinator is."""
 
     backend = "muster"
@@ -68,33 +68,33 @@ def elsewhere(port: int, **conf: Any) -> Joining:
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "1.5", ""])
-def test_a_setting_that_is_no_number_is_named(run: MusterMeeting, value: str):
+def test_a_setting_that_is_no_number_is_named(run: MusterRendezvous, value: str):
     with pytest.raises(ValueError, match="must be a whole number above 0") as caught:
         run.node("1", join_timeout=value)  # type: ignore[arg-type]
     assert f"--rdzv-conf join_timeout={value}:" in str(caught.value)
 
 
-def test_fewer_most_than_least_nodes_is_refused_by_torch_before_us(run: MusterMeeting):
+def test_fewer_most_than_least_nodes_is_refused_by_torch_before_us(run: MusterRendezvous):
     with pytest.raises(ValueError, match="maximum number of rendezvous nodes"):
         run.node("3:2")
 
 
 def test_a_run_without_a_name_is_refused_as_in_torch(coordinator: Coordinator):
-    made = MusterMeeting(coordinator)
+    made = MusterRendezvous(coordinator)
     made.run_id = ""
     with pytest.raises(ValueError, match="--rdzv-id"):
         made.node("1")
 
 
 def test_a_name_that_is_too_long_is_refused_in_short(coordinator: Coordinator):
-    error = Joining(MusterMeeting(coordinator, "x" * 10_240).node("1")).error()
+    error = Joining(MusterRendezvous(coordinator, "x" * 10_240).node("1")).error()
     assert isinstance(error, RendezvousStateError)
     assert "run_id" in str(error)
     assert "it has 10,240 bytes and may have 256" in str(error)
     assert len(str(error)) < 200
 
 
-def test_address_with_control_characters_is_refused_and_shown_escaped(run: MusterMeeting):
+def test_address_with_control_characters_is_refused_and_shown_escaped(run: MusterRendezvous):
     error = Joining(run.node("1", "node\x1b[31m-1")).error()
     assert isinstance(error, RendezvousStateError)
     assert "address" in str(error)
@@ -103,7 +103,7 @@ def test_address_with_control_characters_is_refused_and_shown_escaped(run: Muste
     assert run.seen() == Seen()
 
 
-def test_nodes_that_disagree_are_refused_and_others_are_unaffected(run: MusterMeeting):
+def test_nodes_that_disagree_are_refused_and_others_are_unaffected(run: MusterRendezvous):
     first = Joining(run.node("2"))
     until(lambda: run.seen().participants == 1)
     error = Joining(run.node("1:4")).error()
@@ -114,7 +114,7 @@ def test_nodes_that_disagree_are_refused_and_others_are_unaffected(run: MusterMe
 
 
 def test_an_sdk_of_another_version_is_refused_with_both_versions(
-    run: MusterMeeting, monkeypatch: pytest.MonkeyPatch
+    run: MusterRendezvous, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(muster.worker.node.dialogue, "PROTOCOL_VERSION", 2)
     error = Joining(run.node("1")).error()
@@ -140,7 +140,7 @@ def test_where_nobody_listens_it_tries_again_and_says_where_and_why():
 
 def test_a_coordinator_that_starts_later_is_found(tmp_path: Path):
     late = Coordinator(tmp_path)
-    made = MusterMeeting(late, "job")
+    made = MusterRendezvous(late, "job")
     with kept_environment():
         waiting = Joining(made.node("1"))
         try:
@@ -214,7 +214,7 @@ def test_torchrun_shows_both_to_its_user(tmp_path: Path):
 # ---------------------------------------------------------------------- the closed state
 
 
-def test_all_hear_by_push_that_the_run_is_closed(run: MusterMeeting, coordinator: Coordinator):
+def test_all_hear_by_push_that_the_run_is_closed(run: MusterRendezvous, coordinator: Coordinator):
     first, second = (run.node("1:2", f"127.0.0.{number}", last_call_timeout=UNHURRIED) for number in (1, 2))
     for joining in [Joining(first), Joining(second)]:
         joining.info()
@@ -236,7 +236,7 @@ def test_all_hear_by_push_that_the_run_is_closed(run: MusterMeeting, coordinator
     assert run.show().closed.by == barrier.closed.by
 
 
-def test_every_wait_for_a_round_ends_when_the_run_is_closed(run: MusterMeeting):
+def test_every_wait_for_a_round_ends_when_the_run_is_closed(run: MusterRendezvous):
     waiting = [Joining(run.node("8")) for _ in range(6)]
     until(lambda: run.seen().participants == 6)
     run.node("8").set_closed()
@@ -245,7 +245,7 @@ def test_every_wait_for_a_round_ends_when_the_run_is_closed(run: MusterMeeting):
     assert "A closed run admits no newcomers: start the job under another run id." in str(errors[0])
 
 
-def test_a_run_stays_closed_when_the_coordinator_is_killed(run: MusterMeeting, coordinator: Coordinator):
+def test_a_run_stays_closed_when_the_coordinator_is_killed(run: MusterRendezvous, coordinator: Coordinator):
     first = run.node("1")
     Joining(first).info()
     first.set_closed()
@@ -255,7 +255,7 @@ def test_a_run_stays_closed_when_the_coordinator_is_killed(run: MusterMeeting, c
     assert run.node("1").is_closed()
 
 
-def test_the_closed_state_costs_no_round_trip(run: MusterMeeting, coordinator: Coordinator):
+def test_the_closed_state_costs_no_round_trip(run: MusterRendezvous, coordinator: Coordinator):
     first = run.node("1", read_timeout=600)
     Joining(first).info()
     answers: list[tuple[bool, int]] = []
@@ -280,7 +280,7 @@ def test_the_closed_state_costs_no_round_trip(run: MusterMeeting, coordinator: C
 
 @pytest.mark.parametrize("end", ["drained", "killed"])
 def test_nodes_that_wait_and_nodes_of_a_round_outlive_the_coordinator(
-    run: MusterMeeting, coordinator: Coordinator, end: str
+    run: MusterRendezvous, coordinator: Coordinator, end: str
 ):
     def renew() -> None:
         if end == "drained":
@@ -316,7 +316,7 @@ def test_nodes_that_wait_and_nodes_of_a_round_outlive_the_coordinator(
 # ---------------------------------------------------------------------- what people see
 
 
-def test_rounds_show_up_in_the_metrics(run: MusterMeeting, coordinator: Coordinator):
+def test_rounds_show_up_in_the_metrics(run: MusterRendezvous, coordinator: Coordinator):
     nodes = [run.node("1:2", last_call_timeout=UNHURRIED) for _ in range(2)]
     for joining in [Joining(node) for node in nodes]:
         joining.info()
@@ -330,7 +330,7 @@ def test_rounds_show_up_in_the_metrics(run: MusterMeeting, coordinator: Coordina
     assert 'muster_run_closed{run="job"} 1.0' in text
 
 
-def test_no_thread_and_no_stream_is_left_when_a_node_has_shut_down(run: MusterMeeting):
+def test_no_thread_and_no_stream_is_left_when_a_node_has_shut_down(run: MusterRendezvous):
     handler = run.node("1")
     Joining(handler).info()
     assert handler.shutdown()
@@ -338,7 +338,7 @@ def test_no_thread_and_no_stream_is_left_when_a_node_has_shut_down(run: MusterMe
     assert run.seen() == Seen()
 
 
-def test_a_handler_that_nobody_holds_lets_its_node_go(run: MusterMeeting):
+def test_a_handler_that_nobody_holds_lets_its_node_go(run: MusterRendezvous):
     """With the most nodes reached, the next one of the node would stand by for ever."""
     dropped = run.node("1")
     Joining(dropped).info()
@@ -364,7 +364,7 @@ def test_a_process_may_launch_and_fork_in_turn(coordinator: Coordinator):
 
 
 def test_round_is_abandoned_if_rank_0_dies_before_publishing_its_address(
-    coordinator: Coordinator, run: MusterMeeting
+    coordinator: Coordinator, run: MusterRendezvous
 ):
     config = NodeConfig(
         endpoint=coordinator.endpoint,
@@ -391,7 +391,7 @@ def test_round_is_abandoned_if_rank_0_dies_before_publishing_its_address(
     assert run.seen().participants == 2
 
 
-def test_a_node_that_cannot_host_the_workers_store_says_which_option_helps(run: MusterMeeting):
+def test_a_node_that_cannot_host_the_workers_store_says_which_option_helps(run: MusterRendezvous):
     error = Joining(run.node("1", "no-such-host.invalid", read_timeout=1)).error()
     assert isinstance(error, RendezvousConnectionError)
     assert "cannot host the workers' store at its address, no-such-host.invalid" in str(error)

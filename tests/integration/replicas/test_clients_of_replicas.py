@@ -23,9 +23,9 @@ from muster.v1 import rendezvous_pb2, rendezvous_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier
 from muster.worker.node.membership import NodeConfig, NodeMembership
 from tests.support import store_users
-from tests.support.meeting import in_thread
 from tests.support.members import members
 from tests.support.ranks import CONTEXT
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.savers import all_of, savers
 from tests.support.waiters import wait_for_arrivals, wait_until_asked
 

@@ -16,7 +16,7 @@ from lab.processes.coordinator import MUSTER, Coordinator
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.worker import GrpcBarrier
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.replica_clients import (
     Succession,
     a_barrier,

@@ -23,7 +23,7 @@ from muster.worker.groups.group import Shape
 from muster.worker.node.membership import Place
 from muster.worker.session.session import SessionConfig
 from muster.worker.session.sessions import session_for
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.replica_clients import CLIENTS, LONG, WITHIN, Succession, a_barrier, node
 from tests.support.standby import Address, Standby
 from tests.support.waiters import wait_for_arrivals, wait_until_asked

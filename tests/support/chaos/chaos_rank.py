@@ -25,7 +25,7 @@ from tests.support.saves.file_saver import BlindCaller, FileSaver
 from tests.support.saves.save_history import STRIDE, extras_at, weight_at
 
 SAVE_EVERY = 2
-MOST_IN_FLIGHT = 3
+MAX_IN_FLIGHT = 3
 
 
 class Rank:
@@ -77,7 +77,7 @@ class Rank:
                 self._saver.save(step, self._state_at(step))
                 self._saves.begin(step)
                 self._notes.add("scheduled", step)
-            self._listen(blocking=self._saves.in_flight >= MOST_IN_FLIGHT)
+            self._listen(blocking=self._saves.in_flight >= MAX_IN_FLIGHT)
         return step
 
     def _resume(self) -> int:

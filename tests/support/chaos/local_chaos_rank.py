@@ -24,7 +24,7 @@ COPIED_EVERY = 3
 """Every so many saves, one is finalized only when it has its copies."""
 PACE = 0.02
 """Seconds of a step."""
-MOST_IN_FLIGHT = 2
+MAX_IN_FLIGHT = 2
 
 
 class Rank:
@@ -61,7 +61,7 @@ class Rank:
             self._weight.to_local().add_(STRIDE)
             if step % SAVE_EVERY == 0:
                 self._save(step)
-            self._saves.listen(blocking=self._saves.in_flight >= MOST_IN_FLIGHT)
+            self._saves.listen(blocking=self._saves.in_flight >= MAX_IN_FLIGHT)
         self._saves.listen(blocking=True)
         self._saver.close()
 

@@ -13,8 +13,8 @@ from muster.service.core.vocabulary.model import MemberState, Outcome
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_client import Client
-from tests.support.world.core_lines import Line
 from tests.support.world.core_world import RUN, World
+from tests.support.world.relay_stream import RelayStream
 
 PREFIXES = ("checkpoint", "checkpoint", "eval")
 SAVES = "checkpoint"
@@ -50,7 +50,7 @@ class CheckedJob(RuleBasedStateMachine):
         """The participants of the group "eval"; empty: all ranks."""
         self.odd: set[Client] = set()
         """Processes that see another world size than the others."""
-        self.lines: dict[tuple[int, int], Line] = {}
+        self.lines: dict[tuple[int, int], RelayStream] = {}
         """Each relay's, by relay and generation."""
         self.evicted: set[int] = set()
         """Ranks, at any time."""
@@ -97,11 +97,13 @@ class CheckedJob(RuleBasedStateMachine):
             return size, self.subset
         return max(size, client.rank + 1), ()
 
-    def line(self, way: int | None, generation: int) -> Line | None:
+    def line(self, way: int | None, generation: int) -> RelayStream | None:
         """The relay's stream of this way."""
         if way is None:
             return None
-        return self.lines.setdefault((way, generation), Line(self.world, RUN, generation, f"relay-{way}"))
+        return self.lines.setdefault(
+            (way, generation), RelayStream(self.world, RUN, generation, f"relay-{way}")
+        )
 
     # ------------------------------------------------------------------ judging
 

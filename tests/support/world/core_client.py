@@ -18,7 +18,7 @@ from muster.service.core.vocabulary.model import Closed, Decision, Outcome, Rank
 from muster.service.core.vocabulary.records import GroupRecord, SaveRecord
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.world import history
-from tests.support.world.core_lines import Line
+from tests.support.world.relay_stream import RelayStream
 
 if TYPE_CHECKING:
     from tests.support.world.core_world import World
@@ -28,7 +28,7 @@ TIMEOUT = 300.0
 
 
 @dataclass(eq=False)
-class Seat:
+class GroupMembership:
     """A client's place in one group."""
 
     shape: Shape
@@ -66,12 +66,12 @@ class Client:
         self.session: int | None = None
         self.broken_session: int | None = None
         """A stream that is gone, of which the coordinator does not know yet."""
-        self.line: Line | None = None
+        self.line: RelayStream | None = None
         """The relay's stream that it rides on; its session is that."""
-        self.broken_line: Line | None = None
+        self.broken_line: RelayStream | None = None
         """One that it rode on, whose relay does not know yet that it has gone."""
         self.alive = True
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, GroupMembership] = {}
         self.refusals: list[Refused] = []
         self.closed: list[Closed] = []
         self.save_asked: SaveAsked | None = None
@@ -93,7 +93,7 @@ class Client:
 
     # ------------------------------------------------------------------ what it does
 
-    def connect(self, line: Line | None = None) -> None:
+    def connect(self, line: RelayStream | None = None) -> None:
         """Say hello, perhaps through a relay; join again where it was, and arrive again where it waits."""
         assert self.alive
         assert self.session is None
@@ -115,7 +115,7 @@ class Client:
     def join(self, prefix: str = CKPT, world_size: int = 0, participants: tuple[int, ...] = ()) -> int | None:
         """Take part in a group. Returns its position there."""
         size = world_size or self.world.world_size
-        self.seats.setdefault(prefix, Seat(Shape(size, Ranks(participants))))
+        self.seats.setdefault(prefix, GroupMembership(Shape(size, Ranks(participants))))
         self._join(prefix)
         return self.seats[prefix].position
 
@@ -199,7 +199,7 @@ class Client:
             self.world.streams.pop(self.session)
             self.broken_session, self.session = self.session, None
 
-    def left_line(self, line: Line) -> None:
+    def left_line(self, line: RelayStream) -> None:
         """It rides there no more, and its relay knows it."""
         if self.line is line:
             self.session = self.line = None
@@ -288,7 +288,7 @@ class Client:
                 seat.refused, seat.waiting = refused.refusal.reason, False
             self.lose_connection()
 
-    def _go_on_after(self, refused: Refused, seat: Seat) -> None:
+    def _go_on_after(self, refused: Refused, seat: GroupMembership) -> None:
         """Go on at another barrier, if the coordinator has no outcome of this one for the process."""
         if refused.refusal.reason is Reason.SEQUENCE_BEHIND:
             start = int(refused.refusal.metadata["start_sequence"])

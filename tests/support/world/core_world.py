@@ -39,9 +39,9 @@ from muster.service.core.vocabulary.events import (
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Instant, Outcome
 from tests.support.world import history
-from tests.support.world.core_client import CKPT, TIMEOUT, Client, Seat
+from tests.support.world.core_client import CKPT, TIMEOUT, Client, GroupMembership
 from tests.support.world.core_disk import Crash, Disk
-from tests.support.world.core_lines import Line
+from tests.support.world.relay_stream import RelayStream
 
 RUN = "job1"
 TTL = 10.0
@@ -68,7 +68,7 @@ class World:
         self.disk = Disk()
         self.history: list[history.Event] = []
         self.streams: dict[int, Client] = {}
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, RelayStream] = {}
         self.arrived: set[tuple[history.Life, str, int]] = set()
         """Who arrived where: (life, prefix, sequence)."""
         self.clients: list[Client] = []
@@ -204,9 +204,9 @@ class World:
         if client.broken_line is not None:
             client.broken_line.part(client)
 
-    def line(self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)") -> Line:
+    def line(self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)") -> RelayStream:
         """Open a relay's stream with these clients, which have no other stream."""
-        line = Line(self, RUN, generation, name)
+        line = RelayStream(self, RUN, generation, name)
         line.enter(*clients)
         return line
 
@@ -269,7 +269,7 @@ class World:
 
     # ------------------------------------------------------------------ watching
 
-    def arriving(self, client: Client, prefix: str, seat: Seat) -> None:
+    def arriving(self, client: Client, prefix: str, seat: GroupMembership) -> None:
         """A client is about to arrive."""
         assert seat.position is not None
         self.history.append(

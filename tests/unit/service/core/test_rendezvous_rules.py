@@ -22,7 +22,7 @@ from tests.support.world.rendezvous_world import Agent, RendezvousWorld, nodes
 JOIN = 200.0
 LAST_CALL = 20.0
 KEEP_ALIVE = 10.0
-MOST_AGENTS = 7
+MAX_AGENTS = 7
 ENDS = {
     Reason.RENDEZVOUS_TIMED_OUT,
     Reason.NODE_REMOVED,
@@ -70,7 +70,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(address=addresses, crash=crashes)
     def a_node_starts(self, address: str, crash: Crash | None) -> None:
-        if len(self.alive) < MOST_AGENTS:
+        if len(self.alive) < MAX_AGENTS:
             self.world.crash_next = crash
             self.world.agent(address)
 

@@ -3,7 +3,7 @@
 A Hypothesis state machine drives processes, relays, time, generations and crashes at random. An independent
 judge (:mod:`tests.support.world.history`), which knows nothing of the coordinator, checks what every rank
 heard. The world itself (:mod:`tests.support.world.core_world`) checks the disk and the missing ranks at every
-step, and each relay's stream (:mod:`tests.support.world.core_lines`) checks what it hears for which rank.
+step, and each relay's stream (:mod:`tests.support.world.relay_stream`) checks what it hears for which rank.
 """
 
 import pytest
@@ -18,10 +18,10 @@ from muster.service.core.vocabulary.model import Decision, MemberState, Ranks, S
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.checked_job import CALLS, HELPERS, PREFIXES, SAVES, CheckedJob
-from tests.support.world.core_client import Client, Seat
+from tests.support.world.core_client import Client, GroupMembership
 from tests.support.world.core_disk import Crash
-from tests.support.world.core_lines import Line
 from tests.support.world.core_world import RUN, World
+from tests.support.world.relay_stream import RelayStream
 
 TIMEOUTS = (4.0, 30.0, 300.0)
 index = st.integers(0, 11)
@@ -252,7 +252,7 @@ class Job(CheckedJob):
         if joining and len(shapes) == 1:
             for client in joining:
                 size, participants = min(shapes)
-                client.seats.setdefault(prefix, Seat(Shape(size, Ranks(participants))))
+                client.seats.setdefault(prefix, GroupMembership(Shape(size, Ranks(participants))))
             line.join(joining, prefix, *min(shapes))
         seats = {client: client.seats[prefix] for client in riders if prefix in client.seats}
         ready = {c: s.position for c, s in seats.items() if c.line is line and s.position is not None}
@@ -266,7 +266,7 @@ class Job(CheckedJob):
             client.about_to_arrive(prefix, payload, timeout=timeout, report=self.report(prefix, sequence))
         line.arrive(arriving, prefix, sequence, timeout)
 
-    def pick_line(self, number: int) -> Line | None:
+    def pick_line(self, number: int) -> RelayStream | None:
         """One that is open."""
         lines = [line for line in self.lines.values() if line.session is not None]
         return lines[number % len(lines)] if lines else None
@@ -312,7 +312,7 @@ class Job(CheckedJob):
             report = self.report(prefix, seat.position)
             client.arrive(prefix, payload=payload, failure=failure, timeout=timeout, report=report)
 
-    def join_of(self, client: Client, prefix: str) -> Seat | None:
+    def join_of(self, client: Client, prefix: str) -> GroupMembership | None:
         """Its place in a group, if it is still connected."""
         if client.session is None or not self.takes_part(client, prefix):
             return None

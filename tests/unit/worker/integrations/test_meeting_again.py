@@ -18,7 +18,7 @@ from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.protocol import LATE
 from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, REUSED
 from muster.worker.transport.fork_guard import start_thread
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_group import FakeGroup, Member
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 from lab.patience import PATIENCE
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.world.node_wire import Stream, Wire
 
 CONFIG = NodeConfig(

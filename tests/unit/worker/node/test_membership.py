@@ -18,7 +18,7 @@ from muster.worker.environment import EnvironmentValueError
 from muster.worker.errors import ConnectError, MusterError, RefusedError
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.transport import first_answer, fork_guard
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.world.node_wire import BROKEN, Failed, Stream, Wire, refusal
 from tests.unit.worker.node.joined_node import CONFIG, in_round, joining
 

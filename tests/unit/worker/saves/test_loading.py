@@ -20,7 +20,7 @@ from muster.worker.saves.loading import AgreedLoad, Chosen
 from muster.worker.saves.storage.bucket_storage import BucketStorage
 from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.reading import VerifyingReader
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_group import FakeGroup, Member
 

@@ -10,7 +10,7 @@ from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.lookup import Marker
 from muster.worker.integrations.commit.numbered import newest
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_group import FakeGroup
 from tests.support.saves.scripted_barrier import ScriptedBarrier
 

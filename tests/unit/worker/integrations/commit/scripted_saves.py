@@ -5,7 +5,7 @@ from typing import Any
 from lab.patience import PATIENCE
 from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.words import BEGINS, DONE, REUSED
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 
 

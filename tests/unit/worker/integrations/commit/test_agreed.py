@@ -13,7 +13,7 @@ from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknow
 from muster.worker.integrations.commit import folders
 from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.lookup import mark_damaged, newest, read, replaced_name
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_group import FakeGroup
 from tests.unit.worker.integrations.commit.folder_jobs import checkpoint_in
 

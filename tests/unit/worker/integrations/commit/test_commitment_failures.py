@@ -16,7 +16,7 @@ from muster.worker.errors import (
 )
 from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, REUSED
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.scripted_saves import begun, written_by_all
 

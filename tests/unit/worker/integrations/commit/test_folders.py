@@ -19,7 +19,7 @@ from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.lookup import read
 from muster.worker.integrations.commit.numbered import newest
 from muster.worker.integrations.commit.words import BEGINS
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.folder_jobs import RANKS, Job, checkpoint_in, saves_of
 

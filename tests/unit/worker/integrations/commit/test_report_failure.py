@@ -7,7 +7,7 @@ from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError, MemberLostError
 from muster.worker.integrations.commit.commitment import ElsewhereError, report_failure
 from muster.worker.integrations.commit.words import GIVEN_UP
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.scripted_barrier import decided
 from tests.unit.worker.integrations.commit.scripted_saves import begun
 

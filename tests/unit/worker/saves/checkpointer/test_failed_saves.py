@@ -22,7 +22,7 @@ from muster.worker.saves.memory import staging
 from muster.worker.saves.planning import planning
 from muster.worker.saves.planning.planning import CHANGED
 from muster.worker.saves.storage.folder_storage import PendingFolder
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.checkpointer.states import loaded, save_steps, state

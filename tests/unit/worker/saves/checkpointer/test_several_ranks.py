@@ -10,7 +10,7 @@ from lab.patience import until
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
 from muster.worker.saves import Checkpointer
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.support.saves.fake_group import FakeGroup

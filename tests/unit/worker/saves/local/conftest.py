@@ -13,7 +13,7 @@ import torch
 
 from muster.worker.saves import Checkpointer
 from muster.worker.saves.local import tier
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_group import FakeGroup, Member
 from tests.support.saves.fake_keepers import Cluster, FakeKeeper, FakeLocalCheckpoints, served

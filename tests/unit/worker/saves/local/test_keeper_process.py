@@ -17,7 +17,7 @@ from muster.worker.saves.local.folder import KeeperLife, LocalFolder
 from muster.worker.saves.local.keeper_client import is_answered
 from muster.worker.saves.local.keeper_process import KeeperError, KeeperProcess, keeper_command
 from muster.worker.saves.local.storage_options import keeper_environment, options_or_environment
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_keepers import RUN, Cluster, FakeKeeper
 
 PROGRAM = """

@@ -29,7 +29,7 @@ from muster.worker.saves.memory.staging import (
     unshared,
 )
 from tests.support.handler import Handler
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.mappings import permissions_at
 
 

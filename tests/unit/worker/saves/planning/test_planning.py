@@ -34,7 +34,7 @@ from muster.worker.saves.planning.planning import PlanNegotiation, Planning
 from muster.worker.saves.queue.groups import Group
 from muster.worker.saves.storage.folder_storage import FolderStorage, PendingFolder
 from tests.support.handler import Handler
-from tests.support.meeting import in_thread
+from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_group import FakeGroup, Member
 
 PLAN = "save/plan"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.support.world.core_world import World
 
 
-class Line:
+class RelayStream:
     """One relay's stream to one generation of a run. It is opened when someone is to ride on it."""
 
     def __init__(self, world: "World", run: str, generation: int = 0, name: str = "node-0 (pid 70)") -> None:

@@ -28,7 +28,7 @@ from muster.v1 import rendezvous_pb2 as pb
 from muster.v1 import rendezvous_pb2_grpc
 
 T = TypeVar("T")
-M = TypeVar("M", bound="Meeting")
+M = TypeVar("M", bound="RendezvousRun")
 
 CONF = {
     "join_timeout": 25,
@@ -93,7 +93,7 @@ class Seen:
     redundant: int = 0
 
 
-class Meeting:
+class RendezvousRun:
     """One run on one backend.
 
     Args:
@@ -162,7 +162,7 @@ class Meeting:
             proxy.__exit__(None, None, None)
 
 
-class TorchMeeting(Meeting):
+class TorchRendezvous(RendezvousRun):
     """A run on torch's backend; its store is hosted here, so that any node may die."""
 
     backend = "c10d"
@@ -187,7 +187,7 @@ class TorchMeeting(Meeting):
         return Seen()
 
 
-class MusterMeeting(Meeting):
+class MusterRendezvous(RendezvousRun):
     """A run on a coordinator."""
 
     backend = "muster"
@@ -245,7 +245,7 @@ def kept_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-Scenario = Callable[[Meeting], T]
+Scenario = Callable[[RendezvousRun], T]
 
 
 class Each(Protocol):

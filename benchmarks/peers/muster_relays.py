@@ -16,9 +16,9 @@ RANKS_PER_NODE = 8
 CONNECTING_AT_ONCE = 64
 
 
-def open_load(spec: LoadSpec) -> "LineLoad":
+def open_load(spec: LoadSpec) -> "RelayLoad":
     """Return nodes that hold a stream each."""
-    return LineLoad(spec)
+    return RelayLoad(spec)
 
 
 def nodes_of(ranks: range) -> Iterator[range]:
@@ -27,14 +27,14 @@ def nodes_of(ranks: range) -> Iterator[range]:
         yield range(first, min(first + RANKS_PER_NODE, ranks.stop))
 
 
-class LineLoad(SessionLoad):
+class RelayLoad(SessionLoad):
     """The nodes of one load process, on one event loop."""
 
-    async def _connect(self) -> Sequence["Line"]:
-        lines = [Line(ranks, self._spec.port) for ranks in nodes_of(self._spec.ranks)]
+    async def _connect(self) -> Sequence["RelayStream"]:
+        lines = [RelayStream(ranks, self._spec.port) for ranks in nodes_of(self._spec.ranks)]
         at_once = asyncio.Semaphore(CONNECTING_AT_ONCE)
 
-        async def join(line: Line) -> None:
+        async def join(line: RelayStream) -> None:
             async with at_once:
                 await line.join(self._spec.world_size)
 
@@ -42,7 +42,7 @@ class LineLoad(SessionLoad):
         return lines
 
 
-class Line(Stream):
+class RelayStream(Stream):
     """One node's stream."""
 
     def __init__(self, ranks: range, port: int, run_id: str = RUN_ID) -> None:

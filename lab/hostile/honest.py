@@ -25,7 +25,7 @@ PERIOD = 0.1
 """Seconds between two barriers."""
 GENERATION = 1
 """The job's generation. The generation before has left processes behind."""
-VISIT_TIMEOUT = 10.0
+VISIT_TIMEOUT = 30.0
 """Seconds in which a visitor is to be served."""
 LAST = b"last"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.authority import Authority
+from lab.hostile import readers
 from lab.hostile.attacker import TEAM_RUN, Target
 from lab.hostile.attacks import ATTACKS, Attack
 from lab.patience import PATIENCE, until
@@ -35,6 +36,8 @@ GATHERED_BYTES = 32 << 20
 """Limit of the payloads of all runs."""
 STORE_BYTES = 34 << 20
 """Limit of the store of one run. It has room for 32 values of 1 MiB."""
+FILL_ONE_BUDGET = (readers.unread_gathers, readers.unread_decisions, readers.unread_values)
+"""Attacks that a budget of bytes for all streams stops: one of them alone seldom fills it."""
 SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at the memory."""
 HONEST = "lab.hostile.honest"
@@ -162,24 +165,24 @@ class Soak:
         folder: an empty one, where all that they say is left.
         attacks: the kinds of hostile client.
         stack: ends them.
-        policy: the scheduling policy of hostile clients. They stand for other machines. So with
-            ``SCHED_IDLE`` they compute only while nothing else does.
     """
 
     folder: Path
     attacks: Sequence[Attack]
     stack: ExitStack
-    policy: int
     coordinator: Coordinator = field(init=False)
     relay: Relay = field(init=False)
+    authority: Authority = field(init=False)
     hostile: list[tuple[Attack, bool, "subprocess.Popen[Any]"]] = field(init=False, default_factory=list)
+    over: list[Answered] = field(init=False, default_factory=list)
+    """The hostile clients that have been stopped."""
     honest: list["subprocess.Popen[Any]"] = field(init=False, default_factory=list)
     began: float = field(init=False, default=0.0)
     resident: dict[str, list[float]] = field(init=False, default_factory=dict)
 
     def start(self) -> None:
-        """Start everyone, the hostile clients last."""
-        authority = Authority(self.folder)
+        """Start everyone but the hostile clients."""
+        authority = self.authority = Authority(self.folder)
         pair = authority.issue("server")
         _write_tokens(self.folder / "tokens.toml", TOKENS)
         serves_tls = (f"--tls-cert={pair.cert}", f"--tls-key={pair.key}")
@@ -209,11 +212,40 @@ class Soak:
         self._start_ranks(trust)
         until(self._job_runs, "the job runs no barriers")
         self._start_visitor(trust)
-        for number, (attack, relayed) in enumerate(self._lanes()):
-            self._start_hostile(attack, relayed, source=f"127.0.1.{1 + number}", ca=authority.ca)
+        self.began = time.monotonic()
+
+    def attack(self) -> None:
+        """Start all hostile clients; they attack together.
+
+        They stand for other machines, so they compute only while nothing else does.
+        """
+        for attack, relayed in self._lanes():
+            self._start_hostile(attack, relayed, os.SCHED_IDLE)
         until(self._all_ready, "not all of the hostile clients are ready")
         (self.folder / "begin").touch()
         self.began = time.monotonic()
+
+    def attack_in_turns(self) -> None:
+        """Let each kind of hostile client attack alone, and those of one budget together.
+
+        A turn ends when all of its kinds have been refused, or when :data:`PATIENCE` is over.
+        """
+        (self.folder / "begin").touch()
+        for turn in self._turns():
+            for attack, relayed in turn:
+                self._start_hostile(attack, relayed, os.SCHED_OTHER)
+            until_over = time.monotonic() + PATIENCE
+            while not all(one.refused for one in self.answered()) and time.monotonic() < until_over:
+                self.sample()
+                time.sleep(SAMPLE_INTERVAL)
+            self.over = self.answered()
+            while self.hostile:
+                _end(self.hostile.pop()[2])
+
+    def _turns(self) -> list[list[tuple[Attack, bool]]]:
+        lanes = list(self._lanes())
+        together = [lane for lane in lanes if lane[0].act in FILL_ONE_BUDGET]
+        return [[lane] for lane in lanes if lane not in together] + [together]
 
     def _job_runs(self) -> bool:
         return any(line["run"] == TEAM_RUN for line in self.coordinator.log("barrier.decided"))
@@ -236,12 +268,12 @@ class Soak:
         ports = (self.coordinator.endpoint, self.relay.listen, str(self.coordinator.http_port))
         self.honest.append(self._start("visitor", HONEST, ("visitor", *ports, str(self.folder)), visitor))
 
-    def _start_hostile(self, attack: Attack, relayed: bool, source: str, ca: Path) -> None:
+    def _start_hostile(self, attack: Attack, relayed: bool, policy: int) -> None:
         port = int(self.relay.listen.rpartition(":")[2]) if relayed else self.coordinator.port
         target = Target(
             port=port,
             http_port=self.coordinator.http_port,
-            ca=str(ca),
+            ca=str(self.authority.ca),
             stranger=secret("stranger"),
             spy=secret("spy"),
             member=secret("team"),
@@ -249,11 +281,11 @@ class Soak:
         name = _lane(attack, relayed)
         arguments = (
             attack.name,
-            source,
+            f"127.0.1.{1 + len(self.over) + len(self.hostile)}",
             json.dumps(dataclasses.asdict(target)),
             str(self.folder / f"{name}.json"),
             str(self.folder / "begin"),
-            str(self.policy),
+            str(policy),
         )
         process = self._start(name, ATTACKING, arguments, dict(os.environ))
         self.hostile.append((attack, relayed, process))
@@ -287,7 +319,7 @@ class Soak:
 
     def answered(self) -> list[Answered]:
         """How the hostile clients were answered so far."""
-        found = []
+        found = list(self.over)
         for attack, relayed, process in self.hostile:
             name = _lane(attack, relayed)
             path = self.folder / f"{name}.json"
@@ -329,29 +361,37 @@ class Soak:
         return account
 
 
-def run(
-    folder: Path,
-    enough: Callable[[Soak], bool],
-    attacks: Sequence[Attack] = ATTACKS,
-    *,
-    policy: int = os.SCHED_IDLE,
-) -> Account:
+def run(folder: Path, enough: Callable[[Soak], bool], attacks: Sequence[Attack] = ATTACKS) -> Account:
     """Let a job and hostile clients meet.
 
     Args:
         folder: an empty one.
         enough: says whether to end.
         attacks: the kinds of hostile client.
-        policy: as :class:`Soak` takes it.
     """
     with ExitStack() as stack:
-        soak = Soak(folder, attacks, stack, policy)
+        soak = Soak(folder, attacks, stack)
         soak.start()
+        soak.attack()
         while True:
             soak.sample()
             if enough(soak):
                 return soak.end()
             time.sleep(SAMPLE_INTERVAL)
+
+
+def run_in_turns(folder: Path, attacks: Sequence[Attack] = ATTACKS) -> Account:
+    """Let a job and hostile clients of each kind meet, one kind after the other.
+
+    Args:
+        folder: an empty one.
+        attacks: the kinds of hostile client.
+    """
+    with ExitStack() as stack:
+        soak = Soak(folder, attacks, stack)
+        soak.start()
+        soak.attack_in_turns()
+        return soak.end()
 
 
 def _judge_ranks(account: Account, folder: Path) -> None:

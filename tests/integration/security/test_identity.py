@@ -308,7 +308,7 @@ def test_a_relay_asks_for_the_same_tokens_and_ends_with_them(tmp_path: Path, env
         with Relay(tmp_path, coordinator.endpoint, listen=address, extra=extra):
             environ.setenv("MUSTER_TOKEN_FILE", str(mine))
             put(mine, ISSUER.token("team-b/trainer"))
-            with pytest.raises(RefusedError, match="team-b/trainer is nobody"):
+            with pytest.raises(RefusedError, match="team-b/trainer has no grant"):
                 barrier(address)
             put(mine, ISSUER.token(seconds=LIFE))
             first, second = (barrier(address, rank=rank, world_size=2) for rank in range(2))

@@ -12,6 +12,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer.main
 import yaml
 from torch.distributed.run import get_args_parser
 
@@ -19,6 +20,7 @@ from lab.patience import PATIENCE, until
 from lab.processes.coordinator import free_port
 from lab.processes.etcd import program as etcd_program
 from lab.processes.relay import Relay
+from muster.service.cli.main import app
 from muster.service.security.identity.rules import AUDIENCE
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from tests.support.deploy import rules
@@ -27,9 +29,11 @@ from tests.support.expect import some
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "deploy/examples"
 RESTORE, SNAPSHOT, ETCD = "restore-pod.yaml", "snapshot-claim.yaml", "etcd.yaml"
-SIDECAR = "relay-sidecar.yaml"
+SIDECAR, WATCHER = "relay-sidecar.yaml", "watcher-sidecar.yaml"
 RUNTIME, TRAINJOB = "training-runtime.yaml", "trainjob.yaml"
-NAMES = sorted({path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT, ETCD, SIDECAR, TRAINJOB})
+NAMES = sorted(
+    {path.name for path in EXAMPLES.glob("*.yaml")} - {RESTORE, SNAPSHOT, ETCD, SIDECAR, WATCHER, TRAINJOB}
+)
 """The training jobs under torchrun."""
 
 
@@ -215,7 +219,9 @@ def test_the_pod_that_restores_ends_when_it_is_told():
 
 def test_the_readme_names_each():
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"[{name}]({name})" in readme for name in [*NAMES, TRAINJOB, SIDECAR, RESTORE, SNAPSHOT])
+    assert all(
+        f"[{name}]({name})" in readme for name in [*NAMES, TRAINJOB, SIDECAR, WATCHER, RESTORE, SNAPSHOT]
+    )
 
 
 # ---------------------------------------------------------------------- the relay in the pod
@@ -250,6 +256,29 @@ def test_the_relay_listens_in_a_volume_that_everyone_may_write(tmp_path: Path):
         with Relay(tmp_path, f"127.0.0.1:{free_port()}", listen=f"unix://{volume}/{below}") as running:
             assert running.get("/readyz")
             assert Path(volume, below).is_socket()
+
+
+# ---------------------------------------------------------------------- the watcher in the pod
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_job_with_a_watcher_is_valid_and_admitted_where_restricted_is_enforced(version: str):
+    kubernetes_validate.validate(read(WATCHER), version, strict=True)
+    assert rules.restricted(pod_of(read(WATCHER))["spec"]) == []
+
+
+def test_watcher_in_the_pod_watches_the_node_of_the_ranks():
+    pod = pod_of(read(WATCHER))["spec"]
+    (watcher,), (train,) = pod.pop("initContainers"), pod["containers"]
+    assert watcher["restartPolicy"] == "Always"
+    of_watcher, of_ranks = ({one["name"]: one for one in part["env"]} for part in (watcher, train))
+    assert of_watcher.items() <= of_ranks.items()
+    command, *options = watcher["args"]
+    group: Any = typer.main.get_command(app)
+    given = group.commands[command].make_context(command, options, resilient_parsing=True).params
+    assert (given["source"], given["http"]) == (["aws"], "0.0.0.0:7551")
+    # All else is the plain Job.
+    assert pod == pod_of(read("job.yaml"))["spec"]
 
 
 # ---------------------------------------------------------------------- etcd

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer.main
 
+from dev.docs import settings
 from muster.service.cli.main import app
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/cli.md"
@@ -59,7 +60,9 @@ def _section(name: str, command: Any) -> str:  # noqa: ANN401
     usage = " ".join(["muster", name, "[OPTIONS]", *(_usage(one) for one in arguments)])
     parts = [f"## muster {name}", f"```console\n$ {usage}\n```", _plain(command.help)]
     if name in SETTINGS:
-        parts.append(f"Its options are in [Settings](settings.md#{SETTINGS[name]}).")
+        parts.append(f"Its settings are in [Settings](settings.md#{SETTINGS[name]}).")
+        own = [one for one in own if name not in settings.COMMANDS and one.name == "output"]
+        parts += ["\n".join(_table(own))] if own else []
     else:
         parts += ["\n".join(_table(own))] if own else []
         if any(one.name in CONNECTION for one in command.params):
@@ -77,10 +80,11 @@ def _table(parameters: list[Any]) -> Iterator[str]:
 
 
 def _names(parameter: Any) -> str:  # noqa: ANN401
+    metavar = _metavar(parameter).replace("|", "\\|")
     if parameter.param_type_name == "argument":
-        return _metavar(parameter)
+        return metavar
     flags = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    return flags if parameter.is_flag else f"{flags} {_metavar(parameter)}"
+    return flags if parameter.is_flag else f"{flags} {metavar}"
 
 
 def _metavar(parameter: Any) -> str:  # noqa: ANN401
@@ -88,7 +92,7 @@ def _metavar(parameter: Any) -> str:  # noqa: ANN401
         return str(parameter.metavar)
     kind = parameter.type_descriptor.annotation
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return r"\|".join(str(one.value) for one in kind)
+        return "|".join(str(one.value) for one in kind)
     return str(parameter.name).upper()
 
 

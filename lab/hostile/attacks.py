@@ -69,9 +69,7 @@ ATTACKS = (
     Attack(act=requests.older_processes, answers={"STALE_GENERATION"}, wrong=SERVED, relayed=True),
     Attack(act=requests.full_store, answers={"LIMIT_EXCEEDED max_store_bytes"}, pause=0.5),
     Attack(act=requests.message_flood, answers={"RELEASED"}, relayed=True),
-    Attack(
-        act=readers.unread_gathers, answers={"SLOW_CONSUMER", "held back", "served"}, pause=5.0, relayed=True
-    ),
+    Attack(act=readers.unread_gathers, answers={"SLOW_CONSUMER", "held back"}, pause=5.0, relayed=True),
     Attack(act=readers.unread_decisions, answers={"SLOW_CONSUMER"}, pause=5.0),
     Attack(act=readers.unread_values, answers={"SLOW_CONSUMER", "held"}, pause=5.0, relayed=True),
     Attack(act=readers.unread_dialogues, answers={"served", "held back", "SLOW_CONSUMER"}, pause=5.0),

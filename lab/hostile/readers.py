@@ -18,10 +18,7 @@ GATHERED = 4
 
 
 async def unread_gathers(attacker: Attacker) -> None:
-    """Row 11: 40 barriers that gather 4 MiB each, on streams that are not read.
-
-    On a quiet machine all may be said before a bound holds it back. The memory's figure has what it uses.
-    """
+    """Row 11: 40 barriers that gather 4 MiB each, on streams that are not read."""
     channel = attacker.channel()
     life = time.monotonic_ns()
 

@@ -63,6 +63,8 @@ class Answered:
     answers: Counter[str]
     ended: str = ""
     """The last words of its process, if that has ended by itself."""
+    excused: bool = False
+    """Whether another one was refused for the budget that both fill."""
 
     @property
     def name(self) -> str:
@@ -80,7 +82,7 @@ class Answered:
         found = [
             f"{self.name} was answered {answer}" for answer in self.answers if answer in self.attack.wrong
         ]
-        if not self.refused:
+        if not self.refused and not self.excused:
             found.append(f"{self.name} was never refused: {dict(self.answers) or 'no answer at all'}")
         if self.ended:
             found.append(f"{self.name} has ended: {self.ended}")
@@ -228,17 +230,23 @@ class Soak:
     def attack_in_turns(self) -> None:
         """Let each kind of hostile client attack alone, and those of one budget together.
 
-        A turn ends when all of its kinds have been refused, or when :data:`PATIENCE` is over.
+        A turn ends when its kind has been refused, and in the last turn one of them; or when :data:`PATIENCE`
+        is over.
         """
         (self.folder / "begin").touch()
         for turn in self._turns():
             for attack, relayed in turn:
                 self._start_hostile(attack, relayed, os.SCHED_OTHER)
             until_over = time.monotonic() + PATIENCE
-            while not all(one.refused for one in self.answered()) and time.monotonic() < until_over:
+            answered: list[Answered] = []
+            while not any(one.refused for one in answered) and time.monotonic() < until_over:
                 self.sample()
                 time.sleep(SAMPLE_INTERVAL)
-            self.over = self.answered()
+                answered = self.answered()[len(self.over) :]
+                if any(one.ended for one in answered):
+                    break
+            one_was_refused = any(one.refused for one in answered)
+            self.over += [dataclasses.replace(one, excused=one_was_refused) for one in answered]
             while self.hostile:
                 _end(self.hostile.pop()[2])
 

@@ -104,7 +104,7 @@ class Session:
             reader.cancel()
             self._stream.connection_lost()
         if self._refusal is not None:
-            await status.end_with(self._refusal, context)
+            raise refusals.Refused(self._refusal)
 
     async def _read(self, context: Any) -> None:
         read = self._caller.paced(context.read)

@@ -12,10 +12,12 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from lab.authority import Authority
+from lab.otlp_receiver import attributes, receiver
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import MUSTER, Coordinator, free_port
 from lab.processes.etcd import Cluster, cluster
 from lab.processes.replicas import SAFE_LEASE_TTL, Replica, Replicas, replicas
+from muster.client.tracing import ENDPOINT
 from muster.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
@@ -105,6 +107,22 @@ def test_when_the_leader_is_killed_another_one_leads(three: Replicas):
     until(lambda: first.told()["leader"] == second.endpoint, "who comes back does not know who leads")
     standby = next(one for one in three.standbys() if one is not first)
     assert "muster_leader_changes_total 1.0" in standby.coordinator.get("/metrics")[1]
+
+
+def test_each_change_of_the_leader_is_a_start_span_with_the_next_epoch(
+    etcd: Cluster, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    with receiver() as received:
+        monkeypatch.setenv(ENDPOINT, received.endpoint)
+        with replicas(
+            tmp_path, etcd, 2, prefix=request.node.name, lease_ttl=SAFE_LEASE_TTL, direct=True
+        ) as two:
+            received.await_spans(lambda found: len(found) == 1)
+            two.leader().coordinator.kill()
+            two.leader()
+            spans = received.await_spans(lambda found: len(found) == 2)
+    starts = [attributes(span)["muster.epoch"] for _, span in spans if span.name == "start"]
+    assert starts == [1, 2]
 
 
 def test_leader_hands_over_when_it_is_stopped(three: Replicas):

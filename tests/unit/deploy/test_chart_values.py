@@ -217,9 +217,16 @@ TOKENS = {"enabled": True, "existingSecret": "s"}
         (SECURED, "tokens are off: .* Set tokens.enabled=true or tls.clientAuth.enabled=true"),
         (
             {"tls": SECURED["tls"] | {"http": False}, "tokens": TOKENS},
-            "tls.http=false leaves the HTTP port open",
+            "^.*tls.http=false: every client that reaches the HTTP port",
         ),
-        (SECURED | {"tokens": TOKENS | {"http": False}}, "tokens.http=false leaves the HTTP port open"),
+        (
+            {"tls": SECURED["tls"] | {"http": False}, "tokens": TOKENS | {"http": False}},
+            "tls.http=false and tokens.http=false: every client",
+        ),
+        (
+            SECURED | {"tokens": TOKENS | {"http": False}},
+            "tokens.http=false: every client",
+        ),
     ],
 )
 def test_values_without_tls_or_known_callers_are_refused(helm: Helm, values: Manifest, said: str):

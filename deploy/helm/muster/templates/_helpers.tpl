@@ -517,7 +517,10 @@ securityContext:
 {{- if and (not (include "muster.secured" .)) (not .Values.allowInsecure) }}
 {{- fail (printf "%s: every client that reaches the port could list runs, change stores and abort barriers. Set %s (docs/kubernetes.md, \"Secure it\"), or allowInsecure=true in a trusted network." (ternary "tokens are off" "TLS is off" .Values.tls.enabled) (ternary "tokens.enabled=true or tls.clientAuth.enabled=true" "tls.enabled=true and tokens.enabled=true" .Values.tls.enabled)) }}
 {{- else if and (not (include "muster.httpSecured" .)) (not .Values.allowInsecure) }}
-{{- fail (printf "%s=false leaves the HTTP port open: every client that reaches it could see the runs and the metrics. Set it to true, or allowInsecure=true in a trusted network." (ternary "tokens.http" "tls.http" $tls.http)) }}
+{{- $off := list }}
+{{- if not $tls.http }}{{ $off = append $off "tls.http=false" }}{{ end }}
+{{- if and .Values.tokens.enabled (not .Values.tokens.http) }}{{ $off = append $off "tokens.http=false" }}{{ end }}
+{{- fail (printf "%s: every client that reaches the HTTP port, or is on the way, could see the runs and the metrics. Leave it at true, or set allowInsecure=true in a trusted network." (join " and " $off)) }}
 {{- end }}
 {{- include "muster.checkRelay" . }}
 {{- include "muster.checkWatcher" . }}

@@ -165,7 +165,7 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
 def check_exposed(
     flag: str, address: Address, guards: Mapping[str, bool], *, insecure: bool, use: str
 ) -> None:
-    """Check that strangers on other machines cannot use a port, unless the operator allows it.
+    """Check that strangers on other machines cannot use a port. If the operator allows it, log a warning.
 
     Args:
         flag: the option that opens the port.
@@ -178,12 +178,15 @@ def check_exposed(
         StartError: the port is open to strangers.
     """
     lacking = [guard for guard, is_given in guards.items() if not is_given]
-    if address.is_loopback or insecure or not lacking:
+    if address.is_loopback or not lacking:
+        return
+    why = f"{flag} {address} is reachable from other machines without {' and without '.join(lacking)}: {use}"
+    if insecure:
+        structlog.get_logger().warning("open.port", reason=f"{why}.")
         return
     raise StartError(
-        f"{flag} {address} is reachable from other machines without {' and without '.join(lacking)}: {use}. "
-        f"Give {'them' if len(lacking) > 1 else 'it'}, let {flag} have 127.0.0.1, or say --insecure in a "
-        "trusted network."
+        f"{why}. Give {'them' if len(lacking) > 1 else 'it'}, let {flag} have 127.0.0.1, or say --insecure "
+        "in a trusted network."
     )
 
 
@@ -201,9 +204,15 @@ def check_rpc_exposed(address: Address, security: Security, *, insecure: bool, u
     )
 
 
-def check_http_exposed(config: Config) -> None:
-    """Check that strangers cannot use the coordinator's HTTP port; see :func:`check_exposed`."""
+def check_coordinator_exposed(config: Config) -> None:
+    """Check that strangers cannot use the ports of a coordinator; see :func:`check_exposed`."""
     security = config.security
+    check_rpc_exposed(
+        config.listen,
+        security,
+        insecure=config.insecure,
+        use="anyone who reaches it, or is on the way, could release, abort and read barriers, or change keys",
+    )
     check_exposed(
         "--http",
         config.http,

@@ -1,14 +1,16 @@
 """Admits the callers of a relay's port, and writes its audit log."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from muster.relay.authenticator import Caller, Metadata, Read
 from muster.relay.forwarding import DIALOGUES
-from muster.relay.refusals import Refused
+from muster.relay.refusals import Refused, info_of
+from muster.relay.upstream import CONNECT
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc import codec
 from muster.service.rpc.interceptors.refusals import parsed
@@ -51,7 +53,8 @@ class RelayAuthenticator:
         """See ``Authenticator``."""
         address = address_of(peer)
         audited = self._audited(method, peer)
-        with with_end(audited), refusals_of_relay(audited), self._counted(method, address):
+        ending = nullcontext() if audited is None else with_end(audited)
+        with ending, refusals_of_relay(audited), self._counted(method, address):
             async with self._granted(method, metadata) as grant:
                 yield AdmittedCaller(grant, self._traffic, address, audited)
 
@@ -59,8 +62,8 @@ class RelayAuthenticator:
         """Return the facts for the audit log about a call, and let the checks of the caller add to them."""
         if self._audit is None:
             return None
-        lasts = METHODS.get(method, "unary") != "unary" and method not in DIALOGUES
-        call = AuditedCall(self._audit, method, access.changes(method), lasts, peer)
+        # The coordinator's entries have the begin and the end of other streams.
+        call = AuditedCall(self._audit, method, access.changes(method), lasts=method == CONNECT, address=peer)
         CALL.set(call)
         return call
 
@@ -107,6 +110,11 @@ class AdmittedCaller:
         if self.grant is not None:
             with refusals_of_relay(self.audited):
                 self._check_request(self.grant, method, data)
+        elif self.audited is not None and method in REQUESTS:
+            try:
+                self.audited.ask(REQUESTS[method].FromString(data))
+            except DecodeError:
+                return  # The coordinator refuses it.
         if self.audited is not None:
             self.audited.forward()
 
@@ -126,18 +134,6 @@ class AdmittedCaller:
 
 
 @contextmanager
-def with_end(audited: AuditedCall | None) -> Iterator[None]:
-    """Write an entry for the end of a stream; None: no audit log."""
-    result = CANCELLED
-    try:
-        yield
-        result = OK
-    finally:
-        if audited is not None and audited.lasts:
-            audited.end(result)
-
-
-@contextmanager
 def refusals_of_relay(audited: AuditedCall | None) -> Iterator[None]:
     """Turn a coordinator's refusal into a relay's.
 
@@ -151,5 +147,22 @@ def refusals_of_relay(audited: AuditedCall | None) -> Iterator[None]:
         yield
     except Refusal as refusal:
         if audited is not None:
-            audited.refuse(refusal)
+            audited.refuse(refusal.reason.name, refusal.message)
         raise Refused(codec.refusal_to_pb(refusal)) from refusal
+
+
+@contextmanager
+def with_end(audited: AuditedCall) -> Iterator[None]:
+    """Write an entry for the relay's own refusals, and for the end of a session."""
+    try:
+        yield
+    except Refused as refused:
+        if refused.__cause__ is None:  # Otherwise the refusal of a check, which has its entry.
+            audited.refuse(info_of(refused.refusal).reason, refused.refusal.message)
+        raise
+    except BaseException:
+        if audited.lasts:
+            audited.end(CANCELLED)
+        raise
+    if audited.lasts:
+        audited.end(OK)

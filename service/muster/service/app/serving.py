@@ -9,7 +9,7 @@ import structlog
 from muster.client.tracing import open_export
 from muster.service.app import coordinator, replica
 from muster.service.app.context import AppContext
-from muster.service.app.ports import check_http_exposed, check_rpc_exposed, open_security
+from muster.service.app.ports import check_coordinator_exposed, open_security
 from muster.service.config import Config
 from muster.service.etcd.location import SCHEME
 from muster.service.rpc.server import METHODS
@@ -31,13 +31,7 @@ async def serve(config: Config) -> None:
             cannot be used.
         StorageError: the state cannot be opened, read or written; or another replica may lead.
     """
-    check_rpc_exposed(
-        config.listen,
-        config.security,
-        insecure=config.insecure,
-        use="anyone who reaches it, or is on the way, could release, abort and read barriers, or change keys",
-    )
-    check_http_exposed(config)
+    check_coordinator_exposed(config)
     # Before the modules are frozen, and long before this replica leads: the import takes a moment.
     log = structlog.get_logger()
     spans = open_export(

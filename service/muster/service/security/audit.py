@@ -15,7 +15,6 @@ from typing import Any
 
 import structlog
 
-from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.security.files import FileError
 from muster.service.security.grants import Grant
 
@@ -39,7 +38,7 @@ ABOUT = (
 OPEN = "OPEN"
 """The result of a stream at its begin: a session or a join. Another entry has its end."""
 FORWARDED = "FORWARDED"
-"""The result of a call that a relay passes on. The coordinator's own entry has what became of it."""
+"""The result of a call that has passed a relay's checks. The coordinator's own entry has its outcome."""
 OK = "OK"
 CANCELLED = "CANCELLED"
 """The result of a call that its caller, or the end of its connection, has cancelled."""
@@ -73,10 +72,12 @@ class AuditedCall:
     _about: Fields = field(default_factory=dict)
     _answered: bool = False
     """Whether the newest request has its entry."""
+    _refused: bool = False
+    """Whether that entry is a refusal."""
 
     def ask(self, request: Any) -> None:  # noqa: ANN401
         """Take note of a request."""
-        self._answered = False
+        self._answered = self._refused = False
         self._about = {}
         if "operation" in request.DESCRIPTOR.oneofs_by_name and (name := request.WhichOneof("operation")):
             self._about["operation"] = name
@@ -112,10 +113,11 @@ class AuditedCall:
             self.end(FORWARDED)
             self._answered = True
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Write an entry for a refused call."""
-        self._entry(refusal.reason.name, refusal.message)
-        self._answered = True
+    def refuse(self, reason: str, message: str) -> None:
+        """Write an entry for a refused call; a second refusal of the same request has none."""
+        if not self._refused:
+            self._entry(reason, message)
+        self._answered = self._refused = True
 
     def end(self, result: str, message: str = "") -> None:
         """Write an entry for the end of the call, unless its last request was answered.

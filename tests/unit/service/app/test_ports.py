@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.service.address import Address
-from muster.service.app.ports import StartError, check_http_exposed, check_rpc_exposed
+from muster.service.app.ports import StartError, check_coordinator_exposed, check_rpc_exposed
 from muster.service.config import Config
 from muster.service.security.config import Security, TlsFiles
 
@@ -25,9 +25,9 @@ def check(listen: str, security: Security, insecure: bool = False) -> None:
 
 
 def check_http(http: str, security: Security, insecure: bool = False) -> None:
-    address = Address.parse(http)
-    check_http_exposed(
-        Config(listen=address, http=address, state="memory:", security=security, insecure=insecure)
+    listen, address = Address.parse("127.0.0.1:1"), Address.parse(http)
+    check_coordinator_exposed(
+        Config(listen=listen, http=address, state="memory:", security=security, insecure=insecure)
     )
 
 

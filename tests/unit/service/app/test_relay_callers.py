@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from muster.relay.refusals import Refused, info_of
+from muster.relay.refusals import Refused, info_of, upstream_lost
 from muster.service.app.relay_callers import REQUESTS, RelayAuthenticator
 from muster.service.rpc.server import METHODS
 from muster.service.security.access import RULES, Access
@@ -142,16 +142,34 @@ async def test_audit_log_has_what_is_refused_and_what_is_forwarded_and_changes_s
     assert {one["from"] for one in entries} == {PEER}
 
 
-async def test_audit_log_has_the_end_of_a_broken_session():
+async def test_audit_log_has_the_end_of_a_session():
     entries: list[Fields] = []
     authenticator = RelayAuthenticator(None, Traffic(TrafficLimits(), lambda: 0.0), entries.append)
-    with pytest.raises(asyncio.CancelledError):
-        async with authenticator.admit(CONNECT, (), PEER) as caller:
-            caller.check_run("a-1")
-            raise asyncio.CancelledError
+    for end in (asyncio.CancelledError(), Refused(upstream_lost("it is away"))):
+        with pytest.raises(type(end)):
+            async with authenticator.admit(CONNECT, (), PEER) as caller:
+                caller.check_run("a-1")
+                raise end
     assert [(one["who"], one["run"], one["result"]) for one in entries] == [
         ("", "a-1", "OPEN"),
         ("", "a-1", "CANCELLED"),
+        ("", "a-1", "OPEN"),
+        ("", "a-1", "UPSTREAM_LOST"),
+    ]
+
+
+async def test_audit_log_has_each_request_of_a_dialogue_without_tokens():
+    entries: list[Fields] = []
+    authenticator = RelayAuthenticator(None, Traffic(TrafficLimits(), lambda: 0.0), entries.append)
+    async with authenticator.admit(OPERATE, (), PEER) as caller:
+        for key in ("one", "two"):
+            entry = store_pb2.KeyValue(key=key, value=b"a secret")
+            asked = store_pb2.OperateRequest(set=store_pb2.SetRequest(run_id="a-1", entries=[entry]))
+            caller.check_request(OPERATE, asked.SerializeToString())
+        caller.check_request(OPERATE, b"\xff")
+    assert [(one["run"], one["operation"], one["keys"], one["result"]) for one in entries] == [
+        ("a-1", "set", ["one"], "FORWARDED"),
+        ("a-1", "set", ["two"], "FORWARDED"),
     ]
 
 

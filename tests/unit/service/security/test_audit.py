@@ -9,7 +9,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from lab.patience import until
-from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.server import METHODS
 from muster.service.security import access, audit
 from muster.service.security.audit import MAX_TEXT, MAX_UNKNOWN, WINDOW, AuditedCall, AuditFile, Bounded
@@ -53,7 +52,7 @@ def test_entry_shows_the_begin_of_a_run_id_that_is_too_long(lasts: bool):
     written: list[Any] = []
     made = call(written, lasts=lasts)
     made.ask(run_pb2.EvictRequest(run_id="x" * 1_000_000))
-    made.refuse(Refusal(Reason.INVALID_ARGUMENT, "too long"))
+    made.refuse("INVALID_ARGUMENT", "too long")
     made.open("x" * 1_000_000)
     assert {one["run"] for one in written} == {"x" * MAX_TEXT}
 
@@ -64,7 +63,7 @@ def test_call_that_changes_nothing_is_written_only_if_it_is_refused():
     made.ask(run_pb2.RunServiceGetRequest(run_id="job1"))
     made.end("OK")
     assert written == []
-    made.refuse(Refusal(Reason.RUN_NOT_ALLOWED, "not for job1"))
+    made.refuse("RUN_NOT_ALLOWED", "not for job1")
     assert [(one["run"], one["result"], one["message"]) for one in written] == [
         ("job1", "RUN_NOT_ALLOWED", "not for job1")
     ]
@@ -79,7 +78,7 @@ def test_each_operation_of_a_stream_has_an_entry_without_its_value():
         made.ask(store_pb2.OperateRequest(set=change))
         if key == "a":
             made.answer()
-    made.refuse(Refusal(Reason.LIMIT_EXCEEDED, "too many keys"))
+    made.refuse("LIMIT_EXCEEDED", "too many keys")
     assert [(one["operation"], one["keys"], one["result"]) for one in written] == [
         ("set", ["a"], "OK"),
         ("set", ["b"], "LIMIT_EXCEEDED"),

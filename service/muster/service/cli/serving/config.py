@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from muster.service.cli.failure import Exit, fail
 from muster.service.cli.options import Output
 from muster.service.cli.serving import settings
 from muster.service.cli.serving.serve import configured, serve
 from muster.service.cli.views.table import Column, Table, document, emit
+from muster.service.config import Config
 from muster.service.formatting.cells import NOTHING
 
 
@@ -66,7 +68,7 @@ def config(ctx: typer.Context, output: Format = Output.TABLE) -> None:
     A flag wins over the environment, the environment over the file, and the file over the default. What
     muster serve would refuse is refused with the same message. Certificates and tokens are not read.
     """
-    configured(ctx)
+    _check_exposed(configured(ctx))
     shown = [
         Setting(option.name, _plain(ctx.params[option.name]), settings.source(ctx, option))
         for option in settings.settings(ctx)
@@ -80,3 +82,16 @@ def config(ctx: typer.Context, output: Format = Output.TABLE) -> None:
 def _plain(value: object) -> object:
     """Return a value as the file would have it."""
     return str(value) if isinstance(value, Path) else value
+
+
+def _check_exposed(found: Config) -> None:
+    """End the command as ``muster serve`` would: a port is open to strangers."""
+    # Imported here, so that the other sub-commands start without waiting for the server's libraries.
+    from muster.service.app.ports import StartError, check_coordinator_exposed
+
+    if found.insecure:
+        return  # The check would only log a warning.
+    try:
+        check_coordinator_exposed(found)
+    except StartError as error:
+        fail(str(error), Exit.FAILED)

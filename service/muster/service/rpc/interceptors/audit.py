@@ -77,7 +77,7 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):
         try:
             yield
         except Refusal as refusal:
-            call.refuse(refusal)
+            call.refuse(refusal.reason.name, refusal.message)
             raise
         except BaseException:
             call.end(_code_name(context.code()), context.details() or "")

@@ -134,6 +134,15 @@ def test_settings_that_contradict_each_other_are_refused_by_both_commands_in_the
     assert served.exit_code == 2
 
 
+def test_port_that_is_open_to_strangers_is_refused_as_by_serve(file: Path):
+    file.write_text("http = '0.0.0.0:0'")
+    told = run(f"--config={file}", command="config")
+    assert "--http 0.0.0.0:0 is reachable from other machines" in told.stderr
+    assert (told.exit_code, told.stdout) == (1, "")
+    file.write_text("http = '0.0.0.0:0'\ninsecure = true")
+    assert run(f"--config={file}", command="config").exit_code == 0
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     done = run(f"--config={tmp_path / 'none.toml'}", COLUMNS="400")
     assert done.exit_code == 2

@@ -82,6 +82,8 @@ def _problem(link: Link, page: Path, root: Path) -> str:
         return "leaves the repository"
     if not target.exists():
         return "is not there"
+    if target.is_dir():
+        return "is a folder, and the site has files alone"
     if link.anchor and target.suffix == ".md" and link.anchor not in anchors(target.read_text()):
         return "is no heading of that page"
     return ""

@@ -30,6 +30,7 @@ def test_no_link_is_broken(page: Path):
         pytest.param("# Here\n[x](#here)", "#here", "", id="a heading of this page"),
         pytest.param("[x](folder/a%20b.txt)", "folder/a%20b.txt", "", id="a name with a space"),
         pytest.param("[x](none.md)", "none.md", "is not there", id="no page"),
+        pytest.param("[x](folder)", "folder", "is a folder, and the site has files alone", id="a folder"),
         pytest.param("![x](none.png)", "none.png", "is not there", id="no picture"),
         pytest.param('<img src="none.png">', "none.png", "is not there", id="no picture, in HTML"),
         pytest.param("[x]\n\n[x]: none.md", "none.md", "is not there", id="a reference"),

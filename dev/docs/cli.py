@@ -21,13 +21,13 @@ CONNECTION = (
 )
 """The options of each command that calls a coordinator."""
 SETTINGS = {
-    "serve": "the-coordinator",
-    "config": "the-coordinator",
-    "relay": "the-relay",
-    "watch": "the-watcher",
-    "keep": "the-keeper",
+    "serve": ("serve", "the-coordinator"),
+    "config": ("serve", "the-coordinator"),
+    "relay": ("relay", "the-relay"),
+    "watch": ("watch", "the-watcher"),
+    "keep": ("keep", "the-keeper"),
 }
-"""The commands with their options in docs/settings.md, and its sections."""
+"""The commands with settings: the command of these settings, and their section of docs/settings.md."""
 BEGIN = "<!-- commands -->"
 
 
@@ -60,13 +60,14 @@ def _section(name: str, command: Any) -> str:  # noqa: ANN401
     usage = " ".join(["muster", name, "[OPTIONS]", *(_usage(one) for one in arguments)])
     parts = [f"## muster {name}", f"```console\n$ {usage}\n```", _plain(command.help)]
     if name in SETTINGS:
-        parts.append(f"Its settings are in [Settings](settings.md#{SETTINGS[name]}).")
-        own = [one for one in own if name not in settings.COMMANDS and one.name == "output"]
-        parts += ["\n".join(_table(own))] if own else []
-    else:
-        parts += ["\n".join(_table(own))] if own else []
-        if any(one.name in CONNECTION for one in command.params):
-            parts.append("Further: [options of the connection](#options-of-the-connection).")
+        of, section = SETTINGS[name]
+        listed = {one.name for one in settings.options(of)}
+        own = [one for one in own if one.name not in listed]
+        parts.append(f"Its settings are in [Settings](settings.md#{section}).")
+    if own:
+        parts.append("\n".join(_table(own)))
+    if name not in SETTINGS and any(one.name in CONNECTION for one in command.params):
+        parts.append("Further: [options of the connection](#options-of-the-connection).")
     return "\n\n".join(parts)
 
 
@@ -74,9 +75,8 @@ def _table(parameters: list[Any]) -> Iterator[str]:
     yield "| | Meaning | Default |"
     yield "|-|-|-|"
     for one in parameters:
-        meaning = _plain(one.help).replace("|", "\\|").rstrip(".")
         variable = f" (`{one.envvar}`)" if isinstance(one.envvar, str) else ""
-        yield f"| `{_names(one)}`{variable} | {meaning}. | {_default(one)} |"
+        yield f"| `{_names(one)}`{variable} | {settings.meaning(one)} | {settings.default_of(one)} |"
 
 
 def _names(parameter: Any) -> str:  # noqa: ANN401
@@ -99,16 +99,6 @@ def _metavar(parameter: Any) -> str:  # noqa: ANN401
 def _usage(argument: Any) -> str:  # noqa: ANN401
     name = _metavar(argument)
     return name if argument.required else f"[{name}]"
-
-
-def _default(parameter: Any) -> str:  # noqa: ANN401
-    if parameter.required:
-        return "must be given"
-    default = parameter.default
-    if parameter.param_type_name == "option" and parameter.is_flag:
-        return "on" if default else "off"
-    shown = getattr(default, "value", default)
-    return "–" if shown in (None, "", ()) or callable(shown) else f"`{shown}`"
 
 
 def _plain(text: str | None) -> str:

@@ -39,15 +39,20 @@ def table(command: str) -> str:
 def _rows(command: str) -> Iterator[str]:
     for option in options(command):
         names = ", ".join(f"`{name}`" for name in variables(command, option))
-        meaning = " ".join((option.help or "").split()).replace("|", "\\|").rstrip(".")
-        yield f"| `{option.opts[0]}` | {names} | {meaning}. | {_default(option)} |"
+        yield f"| `{option.opts[0]}` | {names} | {meaning(option)} | {default_of(option)} |"
 
 
-def _default(option: Any) -> str:  # noqa: ANN401
-    if option.required:
+def meaning(parameter: Any) -> str:  # noqa: ANN401
+    """Return the help of an option or argument, for a cell of a table."""
+    return " ".join((parameter.help or "").split()).replace("|", "\\|").rstrip(".") + "."
+
+
+def default_of(parameter: Any) -> str:  # noqa: ANN401
+    """Return the default of an option or argument, for a cell of a table."""
+    if parameter.required:
         return "must be given"
-    default = option.default
-    if option.is_flag:
+    default = parameter.default
+    if parameter.param_type_name == "option" and parameter.is_flag:
         return "on" if default else "off"
     return "–" if default in (None, "") else f"`{getattr(default, 'value', default)}`"
 

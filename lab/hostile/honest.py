@@ -2,8 +2,8 @@
 
 ``python -m lab.hostile.honest rank ENDPOINT RANK WORLD_SIZE FOLDER`` runs a barrier at each tenth
 of a second, until there is a file ``end`` in FOLDER, and writes what it saw to ``rank-RANK.json``.
-``… visitor ENDPOINT PORT FOLDER`` comes again and again with a new connection, as a probe, a viewer and a
-worker do, and writes how often it was served, or refused, to ``visitor.json``.
+``… visitor ENDPOINT RELAY PORT TIMEOUT FOLDER`` comes again and again with a new connection, as a probe, a
+viewer and a worker do, and writes how often it was served, or refused, to ``visitor.json``.
 """
 
 import json
@@ -25,8 +25,6 @@ PERIOD = 0.1
 """Seconds between two barriers."""
 GENERATION = 1
 """The job's generation. The generation before has left processes behind."""
-VISIT_TIMEOUT = 30.0
-"""Seconds in which a visitor is to be served."""
 LAST = b"last"
 
 
@@ -73,8 +71,8 @@ def rank(endpoint: str, number: str, world_size: str, folder: str) -> None:
     Path(folder, f"rank-{me}.json").write_text(json.dumps({"seen": seen, "warnings": warnings.texts}))
 
 
-def visitor(endpoint: str, relay: str, http_port: str, folder: str) -> None:
-    """Visit until there is the file."""
+def visitor(endpoint: str, relay: str, http_port: str, within: str, folder: str) -> None:
+    """Visit until there is the file; each visit is to be served within so many seconds."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -83,15 +81,15 @@ def visitor(endpoint: str, relay: str, http_port: str, folder: str) -> None:
     ca = Path(os.environ["MUSTER_TLS_CA"])
     token = (("authorization", f"Bearer {os.environ['MUSTER_TOKEN']}"),)
     https = ssl.create_default_context(cafile=ca)
-    end = Path(folder, "end")
+    end, timeout = Path(folder, "end"), float(within)
     calls, longest, failed = 0, 0.0, []
 
     def check(channel: grpc.Channel) -> None:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=VISIT_TIMEOUT)
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     def look(channel: grpc.Channel) -> None:
         shown = run_pb2_grpc.RunServiceStub(channel).List(
-            run_pb2.RunServiceListRequest(), metadata=token, timeout=VISIT_TIMEOUT
+            run_pb2.RunServiceListRequest(), metadata=token, timeout=timeout
         )
         if TEAM_RUN not in [run.run_id for run in shown.runs]:
             raise AssertionError("the team's run is not there")
@@ -100,11 +98,11 @@ def visitor(endpoint: str, relay: str, http_port: str, folder: str) -> None:
         stub = store_pb2_grpc.StoreServiceStub(channel)
         entry = store_pb2.KeyValue(key="visit", value=str(time.monotonic()).encode())
         request = store_pb2.SetRequest(run_id=TEAM_RUN, entries=[entry])
-        stub.Set(request, metadata=token, timeout=VISIT_TIMEOUT)
+        stub.Set(request, metadata=token, timeout=timeout)
         read = stub.Get(
             store_pb2.StoreServiceGetRequest(run_id=TEAM_RUN, keys=["visit"], timeout_ms=1_000),
             metadata=token,
-            timeout=VISIT_TIMEOUT,
+            timeout=timeout,
         )
         if list(read.values) != [entry.value]:
             raise AssertionError("the store has another value")
@@ -113,15 +111,15 @@ def visitor(endpoint: str, relay: str, http_port: str, folder: str) -> None:
         request = barrier_pb2.ArriveRequest(
             run_id="team.visits", prefix="p", world_size=1, timeout_ms=5_000, incarnation="visitor"
         )
-        barrier_pb2_grpc.BarrierServiceStub(channel).Arrive(request, metadata=token, timeout=VISIT_TIMEOUT)
+        barrier_pb2_grpc.BarrierServiceStub(channel).Arrive(request, metadata=token, timeout=timeout)
 
     def watch(channel: grpc.Channel) -> None:
         for open_stream in (
             lambda: health_pb2_grpc.HealthStub(channel).Watch(
-                health_pb2.HealthCheckRequest(), timeout=VISIT_TIMEOUT
+                health_pb2.HealthCheckRequest(), timeout=timeout
             ),
             lambda: run_pb2_grpc.RunServiceStub(channel).Watch(
-                run_pb2.WatchRequest(run_id=TEAM_RUN), metadata=token, timeout=VISIT_TIMEOUT
+                run_pb2.WatchRequest(run_id=TEAM_RUN), metadata=token, timeout=timeout
             ),
         ):
             stream: Any = open_stream()
@@ -131,7 +129,7 @@ def visitor(endpoint: str, relay: str, http_port: str, folder: str) -> None:
     def page(path: str, *headers: tuple[str, str]) -> Callable[[grpc.Channel], None]:
         def get(_: grpc.Channel) -> None:
             request = urllib.request.Request(f"https://127.0.0.1:{http_port}{path}", headers=dict(headers))
-            with urllib.request.urlopen(request, timeout=VISIT_TIMEOUT, context=https) as response:
+            with urllib.request.urlopen(request, timeout=timeout, context=https) as response:
                 response.read()
 
         return get
@@ -170,5 +168,7 @@ def visitor(endpoint: str, relay: str, http_port: str, folder: str) -> None:
     Path(folder, "visitor.json").write_text(json.dumps(told))
 
 
+PROGRAMS: dict[str, Callable[..., None]] = {"rank": rank, "visitor": visitor}
+
 if __name__ == "__main__":
-    {"rank": rank, "visitor": visitor}[sys.argv[1]](*sys.argv[2:])
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

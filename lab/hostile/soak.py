@@ -38,6 +38,8 @@ STORE_BYTES = 34 << 20
 """Limit of the store of one run. It has room for 32 values of 1 MiB."""
 FILL_ONE_BUDGET = (readers.unread_gathers, readers.unread_decisions, readers.unread_values)
 """Attacks that a budget of bytes for all streams stops: one of them alone seldom fills it."""
+VISIT_TIMEOUT = 10.0
+"""Seconds in which a visitor is to be served while hostile clients compute only when nothing else does."""
 SAMPLE_INTERVAL = 0.5
 """Seconds between two looks at the memory."""
 HONEST = "lab.hostile.honest"
@@ -167,11 +169,13 @@ class Soak:
         folder: an empty one, where all that they say is left.
         attacks: the kinds of hostile client.
         stack: ends them.
+        visit_timeout: seconds in which a visitor is to be served.
     """
 
     folder: Path
     attacks: Sequence[Attack]
     stack: ExitStack
+    visit_timeout: float = VISIT_TIMEOUT
     coordinator: Coordinator = field(init=False)
     relay: Relay = field(init=False)
     authority: Authority = field(init=False)
@@ -274,7 +278,8 @@ class Soak:
     def _start_visitor(self, trust: dict[str, str]) -> None:
         visitor = {**trust, "MUSTER_TOKEN": secret("visitor")}
         ports = (self.coordinator.endpoint, self.relay.listen, str(self.coordinator.http_port))
-        self.honest.append(self._start("visitor", HONEST, ("visitor", *ports, str(self.folder)), visitor))
+        arguments = ("visitor", *ports, str(self.visit_timeout), str(self.folder))
+        self.honest.append(self._start("visitor", HONEST, arguments, visitor))
 
     def _start_hostile(self, attack: Attack, relayed: bool, policy: int) -> None:
         port = int(self.relay.listen.rpartition(":")[2]) if relayed else self.coordinator.port
@@ -396,7 +401,7 @@ def run_in_turns(folder: Path, attacks: Sequence[Attack] = ATTACKS) -> Account:
         attacks: the kinds of hostile client.
     """
     with ExitStack() as stack:
-        soak = Soak(folder, attacks, stack)
+        soak = Soak(folder, attacks, stack, visit_timeout=PATIENCE)
         soak.start()
         soak.attack_in_turns()
         return soak.end()

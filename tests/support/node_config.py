@@ -4,7 +4,7 @@ from muster.worker.node.dialogue import NodeConfig
 
 
 def node_config(endpoint: str, run_id: str, nodes: int = 1) -> NodeConfig:
-    """Return the settings of a node whose rounds have a fixed number of nodes."""
+    """Return the settings of a node for rounds of a fixed number of nodes."""
     return NodeConfig(
         endpoint=endpoint,
         run_id=run_id,

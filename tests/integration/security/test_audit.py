@@ -53,12 +53,16 @@ def test_audit_log_of_a_relay_names_the_callers_that_the_coordinator_does_not_se
         CoordinatorStore(relay.endpoint, "team-a.1").set("key", "a secret")
         with pytest.raises(MusterError, match="team-b"):
             CoordinatorStore(relay.endpoint, "team-b.1").set("key", "a secret")
+        with pytest.raises(MusterError, match="team-b"):
+            GrpcBarrier(0, 1, endpoint=relay.endpoint, run_id="team-b.1", generation=0).execute_barrier()
         muster.worker.close()
-        until(lambda: path.read_text().count("Connect") >= 2)
+        until(lambda: path.read_text().count("Connect") >= 3)
     entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [one["result"] for one in entries].count("RUN_NOT_ALLOWED") == 2, "a store's call and a session"
     assert {(one["who"], one["call"].rpartition("/")[2], one["run"], one["result"]) for one in entries} == {
         ("team-a", "Connect", "team-a.1", "OPEN"),
         ("team-a", "Connect", "team-a.1", "OK"),
+        ("team-a", "Connect", "", "RUN_NOT_ALLOWED"),
         ("team-a", "Operate", "team-a.1", "FORWARDED"),
         ("team-a", "Operate", "team-b.1", "RUN_NOT_ALLOWED"),
     }

@@ -14,11 +14,13 @@ class ScriptedBarrier(VotingBarrier):
 
     prefix, world_size, run_id, generation = "checkpoint/dcp", 2, "job", 0
     participants: tuple[int, ...] = ()
+    gives_timeouts = True
+    """Whether its rank says at each vote how long it waits."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.sequence = 0
-        self.timeouts: list[float | None] = []
+        self.timeouts: list[float] = []
         """The timeouts of its votes, in seconds."""
         self.reports: list[WriteReport | None] = []
         """The reports of its votes."""
@@ -34,7 +36,9 @@ class ScriptedBarrier(VotingBarrier):
         early: object = None,
         report: WriteReport | None = None,
     ) -> Decision:
-        self.timeouts.append(timeout_secs)
+        if self.gives_timeouts:
+            assert timeout_secs is not None
+            self.timeouts.append(timeout_secs)
         self.reports.append(report)
         self.said.put(failure if failure is not None else payload)
         answer = self.answers.get(timeout=PATIENCE)

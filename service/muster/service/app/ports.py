@@ -162,7 +162,7 @@ def _cannot_bind(flag: str, address: Address, why: str) -> str:
     )
 
 
-def check_exposed(
+def _check_exposed(
     flag: str, address: Address, guards: Mapping[str, bool], *, insecure: bool, use: str
 ) -> None:
     """Check that strangers on other machines cannot use a port. If the operator allows it, log a warning.
@@ -191,8 +191,18 @@ def check_exposed(
 
 
 def check_rpc_exposed(address: Address, security: Security, *, insecure: bool, use: str) -> None:
-    """Check that strangers cannot use a gRPC port; see :func:`check_exposed`."""
-    check_exposed(
+    """Check that strangers cannot use a gRPC port, unless the operator allows it.
+
+    Args:
+        address: the address at which the port listens.
+        security: the settings that guard the port.
+        insecure: whether the port may be open to strangers.
+        use: what a stranger could do there, for people.
+
+    Raises:
+        StartError: the port is open to strangers.
+    """
+    _check_exposed(
         "--listen",
         address,
         {
@@ -205,7 +215,11 @@ def check_rpc_exposed(address: Address, security: Security, *, insecure: bool, u
 
 
 def check_coordinator_exposed(config: Config) -> None:
-    """Check that strangers cannot use the ports of a coordinator; see :func:`check_exposed`."""
+    """Check that strangers cannot use the ports of a coordinator, unless the operator allows it.
+
+    Raises:
+        StartError: a port is open to strangers.
+    """
     security = config.security
     check_rpc_exposed(
         config.listen,
@@ -213,7 +227,7 @@ def check_coordinator_exposed(config: Config) -> None:
         insecure=config.insecure,
         use="anyone who reaches it, or is on the way, could release, abort and read barriers, or change keys",
     )
-    check_exposed(
+    _check_exposed(
         "--http",
         config.http,
         {

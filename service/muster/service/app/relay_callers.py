@@ -54,7 +54,7 @@ class RelayAuthenticator:
         address = address_of(peer)
         audited = self._audited(method, peer)
         ending = nullcontext() if audited is None else with_end(audited)
-        with ending, refusals_of_relay(audited), self._counted(method, address):
+        with ending, refusals_of_relay(), self._counted(method, address):
             async with self._granted(method, metadata) as grant:
                 yield AdmittedCaller(grant, self._traffic, address, audited)
 
@@ -99,7 +99,7 @@ class AdmittedCaller:
 
     def check_run(self, run_id: str) -> None:
         """See ``Caller``."""
-        with refusals_of_relay(self.audited):
+        with refusals_of_relay():
             if self.grant is not None:
                 access.check_run(self.grant, run_id)
         if self.audited is not None:
@@ -108,7 +108,7 @@ class AdmittedCaller:
     def check_request(self, method: str, data: bytes) -> None:
         """See ``Caller``."""
         if self.grant is not None:
-            with refusals_of_relay(self.audited):
+            with refusals_of_relay():
                 self._check_request(self.grant, method, data)
         elif self.audited is not None and method in REQUESTS:
             try:
@@ -134,11 +134,8 @@ class AdmittedCaller:
 
 
 @contextmanager
-def refusals_of_relay(audited: AuditedCall | None) -> Iterator[None]:
+def refusals_of_relay() -> Iterator[None]:
     """Turn a coordinator's refusal into a relay's.
-
-    Args:
-        audited: the refused call; None: no audit log.
 
     Raises:
         Refused: the refusal.
@@ -146,19 +143,16 @@ def refusals_of_relay(audited: AuditedCall | None) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        if audited is not None:
-            audited.refuse(refusal.reason.name, refusal.message)
         raise Refused(codec.refusal_to_pb(refusal)) from refusal
 
 
 @contextmanager
 def with_end(audited: AuditedCall) -> Iterator[None]:
-    """Write an entry for the relay's own refusals, and for the end of a session."""
+    """Write an entry for a refusal, by the relay or on a session by the coordinator, and for its end."""
     try:
         yield
     except Refused as refused:
-        if refused.__cause__ is None:  # Otherwise the refusal of a check, which has its entry.
-            audited.refuse(info_of(refused.refusal).reason, refused.refusal.message)
+        audited.refuse(info_of(refused.refusal).reason, refused.refusal.message)
         raise
     except BaseException:
         if audited.lasts:

@@ -72,12 +72,10 @@ class AuditedCall:
     _about: Fields = field(default_factory=dict)
     _answered: bool = False
     """Whether the newest request has its entry."""
-    _refused: bool = False
-    """Whether that entry is a refusal."""
 
     def ask(self, request: Any) -> None:  # noqa: ANN401
         """Take note of a request."""
-        self._answered = self._refused = False
+        self._answered = False
         self._about = {}
         if "operation" in request.DESCRIPTOR.oneofs_by_name and (name := request.WhichOneof("operation")):
             self._about["operation"] = name
@@ -114,10 +112,8 @@ class AuditedCall:
             self._answered = True
 
     def refuse(self, reason: str, message: str) -> None:
-        """Write an entry for a refused call; a second refusal of the same request has none."""
-        if not self._refused:
-            self._entry(reason, message)
-        self._answered = self._refused = True
+        """Write an entry for a refused call."""
+        self._entry(reason, message)
 
     def end(self, result: str, message: str = "") -> None:
         """Write an entry for the end of the call, unless its last request was answered.

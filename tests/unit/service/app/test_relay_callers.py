@@ -124,7 +124,7 @@ async def test_unparsable_request_is_not_forwarded(method: str, data: bytes, rea
     assert SECRETS[Role.OPERATOR] not in str(caught.value)
 
 
-async def test_audit_log_has_what_is_refused_and_what_is_forwarded_and_changes_something():
+async def test_audit_log_has_refusals_sessions_and_forwarded_changes():
     entries: list[Fields] = []
     traffic = Traffic(TrafficLimits(), lambda: 0.0)
     authenticator = RelayAuthenticator(Access(lambda: granted("a-*")), traffic, entries.append)

@@ -126,7 +126,7 @@ def test_words_beside_certificates_may_be_of_any_language(authority: Authority, 
 
 
 def test_where_clients_show_certificates_http_speaks_tls_1_3(authority: Authority):
-    """TLS 1.2 resumes for any client: a session of a client whose authority was removed."""
+    """TLS 1.2 resumes for any client: a session of a client of a removed authority."""
     pair = authority.issue("server")
     for ca, version in ((None, ssl.TLSVersion.TLSv1_2), (authority.ca, ssl.TLSVersion.TLSv1_3)):
         tls = Tls(TlsFiles(cert=pair.cert, key=pair.key, client_ca=ca))

@@ -1,6 +1,6 @@
 """A vote that is repeated until its outcome is known."""
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -10,17 +10,24 @@ from muster.worker.errors import MusterError, OutcomeUnknownError, RefusedError
 from muster.worker.groups.pending import EarlyWarning
 from muster.worker.groups.voting import VotingBarrier
 from muster.worker.saves.local_barrier import LocalBarrier
-from tests.support.saves.scripted_barrier import ScriptedBarrier
 
 DECISION = Decision("save", 3, Outcome.ABORTED, "rank 1 failed")
 VOTE = "disk full", 7.0, b"word", EarlyWarning(1.0, "hint"), WriteReport(step=9)
 
 
-def answering(*answers: Decision | MusterError) -> ScriptedBarrier:
-    barrier = ScriptedBarrier()
-    for answer in answers:
-        barrier.answers.put(answer)
-    return barrier
+class RecordingBarrier(VotingBarrier):
+    """Answers each vote by the next of some answers."""
+
+    def __init__(self, *answers: Decision | MusterError) -> None:
+        self.answers = list(answers)
+        self.votes: list[tuple[Any, ...]] = []
+
+    def vote(self, *vote: Any) -> Decision:
+        self.votes.append(vote)
+        answer = self.answers.pop(0)
+        if isinstance(answer, MusterError):
+            raise answer
+        return answer
 
 
 def unknown() -> OutcomeUnknownError:
@@ -29,32 +36,30 @@ def unknown() -> OutcomeUnknownError:
 
 def test_vote_is_repeated_unchanged_until_it_is_decided():
     first, second = unknown(), unknown()
-    barrier = answering(first, second, DECISION)
+    barrier = RecordingBarrier(first, second, DECISION)
     heard: list[MusterError] = []
-    decision = barrier.vote_until_decided(heard.append, *VOTE)
-    assert (decision.outcome, decision.message) == (DECISION.outcome, DECISION.message)
+    assert barrier.vote_until_decided(heard.append, *VOTE) is DECISION
     assert heard == [first, second]
-    assert [barrier.heard() for _ in range(3)] == ["disk full"] * 3
-    assert (barrier.timeouts, barrier.reports) == ([7.0] * 3, [WriteReport(step=9)] * 3)
+    assert barrier.votes == [VOTE] * 3
 
 
 def test_vote_ends_without_a_decision_if_its_callback_raises():
-    barrier = answering(unknown(), DECISION)
+    barrier = RecordingBarrier(unknown(), DECISION)
 
     def give_up(error: OutcomeUnknownError) -> NoReturn:
         raise error
 
     with pytest.raises(OutcomeUnknownError):
         barrier.vote_until_decided(give_up)
-    assert barrier.answers.qsize() == 1
+    assert barrier.answers == [DECISION]
 
 
 def test_vote_is_not_repeated_after_a_refusal():
-    barrier = answering(RefusedError("evicted", "EVICTED"), DECISION)
+    barrier = RecordingBarrier(RefusedError("evicted", "EVICTED"), DECISION)
     heard: list[MusterError] = []
     with pytest.raises(RefusedError):
         barrier.vote_until_decided(heard.append)
-    assert (heard, len(barrier.timeouts)) == ([], 1)
+    assert (heard, len(barrier.votes)) == ([], 1)
 
 
 def test_barriers_of_one_rank_and_of_a_group_repeat_votes():

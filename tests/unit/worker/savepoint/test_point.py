@@ -30,6 +30,7 @@ class SavePointBarrier(ScriptedBarrier):
     """The save point's barrier of a group of two ranks, to which the test also pushes requests."""
 
     prefix = PREFIX
+    gives_timeouts = False
     made: ClassVar[list["SavePointBarrier"]] = []
     first: ClassVar[int] = 0
     """The sequence of its first vote."""

@@ -65,8 +65,8 @@ def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., No
 def config(ctx: typer.Context, output: Format = Output.TABLE) -> None:
     """Show what muster serve would run with, given the same flags, environment and file, and from where.
 
-    A flag wins over the environment, the environment over the file, and the file over the default. What
-    muster serve would refuse is refused with the same message. Certificates and tokens are not read.
+    A flag wins over the environment, the environment over the file, and the file over the default. It
+    refuses all that muster serve would refuse, with the same message. Certificates and tokens are not read.
     """
     _check_exposed(configured(ctx))
     shown = [

@@ -41,6 +41,7 @@ from muster.service.core.vocabulary.model import (
 )
 from muster.service.core.vocabulary.operations import Done, Number
 from muster.service.core.vocabulary.records import (
+    AgreementRecord,
     CheckpointsRecord,
     EvictionRecord,
     ForgetDecision,
@@ -146,6 +147,7 @@ ALL_KINDS: list[StoredRecord] = [
     SHAPE,
     SPEAKER,
     records.decision(),
+    AgreementRecord("job1", NODE.settings),
     EVICTION,
     ROUND,
     NODE,

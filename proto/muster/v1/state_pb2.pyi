@@ -244,6 +244,46 @@ class ParticipantRecord(google.protobuf.message.Message):
 global___ParticipantRecord = ParticipantRecord
 
 @typing.final
+class AgreementRecord(google.protobuf.message.Message):
+    """AgreementRecord is what the nodes of a rendezvous last agreed on. After a restart it binds until they have had
+    their time to come back, so that a node of another job does not replace it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MIN_NODES_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
+    JOIN_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    LAST_CALL_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    KEEP_ALIVE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run's id."""
+    min_nodes: builtins.int
+    """The fewest nodes that make a round."""
+    max_nodes: builtins.int
+    """The most."""
+    join_timeout_ms: builtins.int
+    """How long a node waits for a round, in milliseconds."""
+    last_call_timeout_ms: builtins.int
+    """How long a round waits for more nodes once the fewest are there, in milliseconds."""
+    keep_alive_timeout_ms: builtins.int
+    """How long a node's place is kept when its stream is lost, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        min_nodes: builtins.int = ...,
+        max_nodes: builtins.int = ...,
+        join_timeout_ms: builtins.int = ...,
+        last_call_timeout_ms: builtins.int = ...,
+        keep_alive_timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["join_timeout_ms", b"join_timeout_ms", "keep_alive_timeout_ms", b"keep_alive_timeout_ms", "last_call_timeout_ms", b"last_call_timeout_ms", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "run_id", b"run_id"]) -> None: ...
+
+global___AgreementRecord = AgreementRecord
+
+@typing.final
 class StoreKeyRecord(google.protobuf.message.Message):
     """StoreKeyRecord is one key of a run's store."""
 

@@ -162,7 +162,9 @@ def node_from_pb(message: rendezvous_pb2.Node) -> NodeInfo:
     return NodeInfo(message.incarnation, message.address, message.pid, message.name)
 
 
-def settings_from_pb(message: rendezvous_pb2.JoinRequest | state_pb2.ParticipantRecord) -> RendezvousSettings:
+def settings_from_pb(
+    message: rendezvous_pb2.JoinRequest | state_pb2.ParticipantRecord | state_pb2.AgreementRecord,
+) -> RendezvousSettings:
     """Read a node's rendezvous settings from a message that carries them."""
     return RendezvousSettings(
         min_nodes=message.min_nodes,

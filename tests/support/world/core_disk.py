@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from muster.service.core.vocabulary.model import Closed, Decision
 from muster.service.core.vocabulary.records import (
+    AgreementRecord,
     CheckpointsRecord,
     EvictionRecord,
     ForgetDecision,
@@ -81,6 +82,8 @@ class Disk:
                     self.kept[EvictionRecord, record.run_id, record.rank] = record
                 case RoundRecord():
                     self._keep_round(record)
+                case AgreementRecord():
+                    self.kept[AgreementRecord, record.run_id] = record
                 case ParticipantRecord():
                     self.kept[ParticipantRecord, record.run_id, record.node.incarnation] = record
                     self.places.add((record.run_id, record.node.incarnation, record.attempt, record.rank))

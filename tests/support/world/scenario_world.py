@@ -25,6 +25,7 @@ from muster.service.core.vocabulary.events import Event
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.model import Decision, Instant, RendezvousSettings
 from muster.service.core.vocabulary.records import (
+    AgreementRecord,
     EvictionRecord,
     ForgetDecision,
     ForgetParticipant,
@@ -250,6 +251,8 @@ def _record_of_run(record: Record) -> str:
             return f"forget rank {record.rank}{_group(record.prefix)}"
         case RoundRecord():
             return f"round {record.round} of {record.world_size} after {record.join_seconds:g} s"
+        case AgreementRecord():
+            return f"agreed on {report.nodes_wanted(record.settings)}"
         case ForgetRound():
             return f"forget round {record.round}"
         case ParticipantRecord():

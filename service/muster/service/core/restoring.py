@@ -11,6 +11,7 @@ from muster.service.core.run import Run
 from muster.service.core.vocabulary.local import LocalCheckpointRecord, RecoveryRecord
 from muster.service.core.vocabulary.model import Decision, Instant, MemberState
 from muster.service.core.vocabulary.records import (
+    AgreementRecord,
     CheckpointsRecord,
     EvictionRecord,
     GroupRecord,
@@ -95,6 +96,8 @@ def _restore_rendezvous(records: _Records, runs: dict[str, Run], now: Instant) -
     participants: dict[str, list[ParticipantRecord]] = defaultdict(list)
     for participant in records.of(ParticipantRecord):
         participants[participant.run_id].append(participant)
+    for agreement in records.of(AgreementRecord):
+        runs[agreement.run_id].rendezvous.agreement.restore(agreement)
     for run_id in rounds.keys() | participants.keys():
         runs[run_id].rendezvous.restore(rounds[run_id], participants[run_id], now)
         runs[run_id].stopping.restore_round()

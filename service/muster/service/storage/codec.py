@@ -15,9 +15,17 @@ from muster.service.core.vocabulary.local import (
     LocalCheckpointRecord,
     RecoveryRecord,
 )
-from muster.service.core.vocabulary.model import CheckpointHistory, Decision, EvictedNode, MemberState, Shape
+from muster.service.core.vocabulary.model import (
+    CheckpointHistory,
+    Decision,
+    EvictedNode,
+    MemberState,
+    RendezvousSettings,
+    Shape,
+)
 from muster.service.core.vocabulary.operations import Changed, Done, Flag, Number, Value
 from muster.service.core.vocabulary.records import (
+    AgreementRecord,
     CheckpointsRecord,
     EvictionRecord,
     Forget,
@@ -137,6 +145,8 @@ def key_of(record: StoredRecord | Forget) -> bytes:
             return _key("checkpoints", record.run_id, "newest")
         case RoundRecord() | ForgetRound():
             return _key("round", record.run_id, f"{record.round:020}")
+        case AgreementRecord():
+            return _key("agreement", record.run_id, "newest")
         case ParticipantRecord():
             return _key("participant", record.run_id, record.node.incarnation)
         case ForgetParticipant():
@@ -276,6 +286,9 @@ def _decode(key: bytes, value: bytes) -> StoredRecord:
             return _checkpoints_from_pb(state_pb2.CheckpointsRecord.FromString(value))
         case b"round":
             return _round_from_pb(state_pb2.RoundRecord.FromString(value))
+        case b"agreement":
+            agreement = state_pb2.AgreementRecord.FromString(value)
+            return AgreementRecord(agreement.run_id, settings_from_pb(agreement))
         case b"participant":
             return _participant_from_pb(state_pb2.ParticipantRecord.FromString(value))
         case b"storekey":
@@ -381,18 +394,25 @@ def _round_from_pb(message: state_pb2.RoundRecord) -> RoundRecord:
     )
 
 
+def _settings_to_pb(settings: RendezvousSettings) -> dict[str, int]:
+    """Return the fields of a message that carries a node's settings."""
+    return {
+        "min_nodes": settings.min_nodes,
+        "max_nodes": settings.max_nodes,
+        "join_timeout_ms": milliseconds(settings.join_timeout),
+        "last_call_timeout_ms": milliseconds(settings.last_call_timeout),
+        "keep_alive_timeout_ms": milliseconds(settings.keep_alive_timeout),
+    }
+
+
 def _participant_to_pb(record: ParticipantRecord) -> state_pb2.ParticipantRecord:
     return state_pb2.ParticipantRecord(
         run_id=record.run_id,
         node=node_to_pb(record.node),
         attempt=record.attempt,
         rank=record.rank,
-        min_nodes=record.settings.min_nodes,
-        max_nodes=record.settings.max_nodes,
-        join_timeout_ms=milliseconds(record.settings.join_timeout),
-        last_call_timeout_ms=milliseconds(record.settings.last_call_timeout),
-        keep_alive_timeout_ms=milliseconds(record.settings.keep_alive_timeout),
         lost=record.lost,
+        **_settings_to_pb(record.settings),
     )
 
 

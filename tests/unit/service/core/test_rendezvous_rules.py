@@ -50,6 +50,12 @@ class Job(RuleBasedStateMachine):
         """Those that have left for good, or were killed."""
         self.ended = False
         """Someone has closed the run."""
+        self.coordinator = self.world.coordinator
+        """The one after the last step."""
+        self.placed = False
+        """Whether a node had a place after the last step."""
+        self.bound_until = 0.0
+        """Until when the agreed settings bind after a restart."""
 
     # ------------------------------------------------------------------ choosing
 
@@ -130,6 +136,7 @@ class Job(RuleBasedStateMachine):
         self.gone.add(stray)
         if stray.session is not None:
             assert not before, "the settings of nodes that have a place are replaced"
+            assert stray.place is None or self.world.now >= self.bound_until, "earlier nodes may come back"
         elif stray.refusal is not None:
             assert stray.refusal.reason in (Reason.SETTINGS_DIFFER, Reason.RUN_CLOSED)
             stray.refusal = None
@@ -178,6 +185,14 @@ class Job(RuleBasedStateMachine):
             self.ended = self.ended or crash is not Crash.BEFORE_PERSIST
 
     # ------------------------------------------------------------------ what must hold
+
+    @invariant()
+    def places_bind_after_a_restart(self) -> None:
+        """Remember until when, for the stray nodes."""
+        if self.world.coordinator is not self.coordinator and self.placed:
+            self.bound_until = self.world.now + KEEP_ALIVE
+        self.coordinator = self.world.coordinator
+        self.placed = any(self.has_place(agent) for agent in self.alive)
 
     @invariant()
     def everyone_knows_its_place(self) -> None:

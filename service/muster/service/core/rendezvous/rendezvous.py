@@ -7,13 +7,14 @@ nodes of the round how many nodes wait. They then join again, and the next round
 The behaviour follows torch's dynamic rendezvous; docs/rendezvous.md lists the differences.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
 from muster.service.core.elapsed import elapsed
 from muster.service.core.membership.outage import Outages
 from muster.service.core.rendezvous import refusals, reports
-from muster.service.core.rendezvous.agreement import nodes_that_disagree
+from muster.service.core.rendezvous.agreement import Agreement, nodes_that_disagree
 from muster.service.core.rendezvous.evictions import Evictions
 from muster.service.core.rendezvous.losses import Losses
 from muster.service.core.rendezvous.nodes import TIMED_OUT, Departed, Node, Places, assign_ranks
@@ -64,6 +65,7 @@ class Rendezvous:
         self.complete = False
         self.settings: RendezvousSettings | None = None
         """The settings that the nodes agree on; None before the first node."""
+        self.agreement = Agreement(run_id)
         self.rounds: deque[RoundRecord] = deque()
         """The last completed rounds, oldest first."""
         self.departed: deque[Departed] = deque(maxlen=MAX_DEPARTED)
@@ -257,7 +259,9 @@ class Rendezvous:
         self._advance(now, effects)
         self._end_waits(now, effects)
         self._advance(now, effects)
-        self._arm(now)
+        times = [n.back_by for n in self if n.session is None]
+        times += [n.joined_at + n.settings.join_timeout for n in self if self._waits(n)]
+        self._timers.arm(self, min(times, default=math.inf))
 
     def _end_waits(self, now: Instant, effects: Effects) -> None:
         """Refuse the nodes whose join timeout is over. The refusal names all of them."""
@@ -272,19 +276,10 @@ class Rendezvous:
             self.departed.appendleft(Departed(node.info, self.round, TIMED_OUT, now.monotonic))
             effects.notices.append(Notice("rendezvous.timed_out", self.run_id, line))
 
-    def _arm(self, now: Instant) -> None:
-        times = [n.back_by for n in self if n.session is None]
-        times += [n.joined_at + n.settings.join_timeout for n in self if self._waits(n)]
-        if self._last_call is not None and self._last_call > now.monotonic:
-            times.append(self._last_call)
-        if times:
-            self._timers.arm(self, min(times))
-
     def _waits(self, node: Node) -> bool:
         """Whether its join timeout runs. A node on standby has no timeout, as in torch."""
-        if node.standing is NodeStanding.PARTICIPANT:
-            return not self.complete
-        return node.standing is NodeStanding.WAITING
+        forms = node.standing is NodeStanding.PARTICIPANT and not self.complete
+        return forms or node.standing is NodeStanding.WAITING
 
     # ------------------------------------------------------------------ places
 
@@ -344,6 +339,7 @@ class Rendezvous:
         if self.complete:
             self._let_redundant_wait(now, effects)
         elif self.settings is not None:
+            self.agreement.adopt(self.settings, now, effects)
             self._let_redundant_in(self.settings, now, effects)
             self._update_last_call(self.settings, now, effects)
         self._announce(now, effects)
@@ -405,9 +401,11 @@ class Rendezvous:
             return
         if self._last_call is None:
             self._last_call = now.monotonic + settings.last_call_timeout
-            self._timers.arm(self, self._last_call)
-        full = count >= settings.max_nodes
-        if (full or now.monotonic >= self._last_call) and self._places.accept_round():
+        due = now.monotonic if count >= settings.max_nodes else self._last_call
+        due = max(due, self.agreement.binds_until(settings))
+        if now.monotonic < due:
+            self._timers.arm(self, due)
+        elif self._places.accept_round():
             self._complete_round(now, effects)
 
     def _complete_round(self, now: Instant, effects: Effects) -> None:
@@ -465,8 +463,7 @@ class Rendezvous:
         return NodesWaiting(count, lost) if self.stopped is None else RoundStopped(self.stopped, count)
 
     def _tell(self, message: Message, effects: Effects) -> None:
-        nodes = self._places.participants.values()
-        told = {node.session: NO_RANKS for node in nodes if node.session is not None}
+        told = {n.session: NO_RANKS for n in self._places.participants.values() if n.session is not None}
         effects.deliveries.append(Delivery(told, message))
 
     # ------------------------------------------------------------------ restoring
@@ -494,7 +491,8 @@ class Rendezvous:
             self.round += 1
 
     def serve(self, now: Instant) -> None:
-        """Give every node of the round its keep-alive timeout, from now, to come back."""
+        """Give every node its keep-alive timeout, from now, to come back."""
+        self.agreement.serve(now)
         for node in [n for n in self if n.session is None]:
             node.wait_back(None, now.monotonic, self._outages.at(now.monotonic))
             self._timers.arm(self, node.back_by)

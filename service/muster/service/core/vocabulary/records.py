@@ -80,6 +80,14 @@ class ParticipantRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AgreementRecord:
+    """The settings that the nodes of a rendezvous last agreed on."""
+
+    run_id: str
+    settings: RendezvousSettings
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetRound:
     """Deletes the record of a round."""
 
@@ -230,6 +238,7 @@ StoredRecord: TypeAlias = (
     | EvictionRecord
     | RoundRecord
     | ParticipantRecord
+    | AgreementRecord
     | SaveRecord
     | CheckpointsRecord
     | StoreKeyRecord

@@ -93,6 +93,7 @@ NODE = ParticipantRecord(
         min_nodes=2, max_nodes=4, join_timeout=600.0, last_call_timeout=30.0, keep_alive_timeout=0.5
     ),
 )
+AGREEMENT = AgreementRecord("job1", NODE.settings)
 STORE: list[StoredRecord] = [
     StoreKeyRecord("job1", "a key\0with NUL", b"\0\xff"),
     StoreKeyRecord("job1", "", b""),
@@ -147,7 +148,7 @@ ALL_KINDS: list[StoredRecord] = [
     SHAPE,
     SPEAKER,
     records.decision(),
-    AgreementRecord("job1", NODE.settings),
+    AGREEMENT,
     EVICTION,
     ROUND,
     NODE,
@@ -363,7 +364,7 @@ def test_forgotten_record_is_gone_and_no_other(place: Place):
         ForgetStoreOperation("job1", "c1"),
         ForgetLocalCheckpoint("job1", Attempt(3, 11)),
     ]
-    left = [*ALL_KINDS[:2], EVICTION, SAVE, CHECKPOINTS, RECOVERY, STORE[0], STORE[3], *others]
+    left = [*ALL_KINDS[:2], EVICTION, AGREEMENT, SAVE, CHECKPOINTS, RECOVERY, STORE[0], STORE[3], *others]
     assert by_key(keep(place, *forgotten)) == by_key(left)
 
 

@@ -75,6 +75,7 @@ from muster.service.wire import (
 from muster.v1 import common_pb2, state_pb2
 
 KINDS = (
+    "agreement",
     "checkpoints",
     "decision",
     "eviction",
@@ -121,7 +122,7 @@ def encode_all(records: Iterable[Record]) -> Batch:
 
 def encode(record: StoredRecord | Forget) -> tuple[bytes, bytes | None]:
     """Encode a record as a key and a value; None: delete the key."""
-    return key_of(record), _value_of(record)
+    return key_of(record), None if isinstance(record, Forget) else _value_of(record)
 
 
 def key_of(record: StoredRecord | Forget) -> bytes:
@@ -163,7 +164,7 @@ def key_of(record: StoredRecord | Forget) -> bytes:
             return _key("recovery", record.run_id, "newest")
 
 
-def _value_of(record: StoredRecord | Forget) -> bytes | None:
+def _value_of(record: StoredRecord) -> bytes:
     message: Message
     match record:
         case Decision():
@@ -211,6 +212,8 @@ def _value_of(record: StoredRecord | Forget) -> bytes | None:
             message = _round_to_pb(record)
         case ParticipantRecord():
             message = _participant_to_pb(record)
+        case AgreementRecord():
+            message = state_pb2.AgreementRecord(run_id=record.run_id, **_settings_to_pb(record.settings))
         case StoreKeyRecord():
             message = state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
         case StoreOperationRecord():
@@ -219,8 +222,6 @@ def _value_of(record: StoredRecord | Forget) -> bytes | None:
             message = record_to_pb(record)
         case RecoveryRecord():
             message = recovery_to_pb(record)
-        case _:
-            return None
     return message.SerializeToString()
 
 

@@ -1,27 +1,27 @@
 """The answers of a call that gets messages by push, for as long as it lasts."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from collections.abc import Set as AbstractSet
 
 from muster.service.core.vocabulary.effects import NO_RANKS, Message, Refused
-from muster.service.core.vocabulary.refusal import Reason, Refusal
+from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.driver import Driver, Outgoing
-
-MAX_UNSENT = 100
-"""Messages that may wait for a caller that does not read."""
 
 
 class PushStream:
     """The stream of a node or a keeper: an iterator over the messages that the driver delivers.
+
+    Each message is a whole state: a standing, the peers, all orders. A later one of its type replaces it, so
+    that a caller that does not read holds up one message of each type and no more.
 
     Args:
         driver: delivers the messages.
     """
 
     def __init__(self, driver: Driver) -> None:
-        self._outbox: deque[Message] = deque()
+        self._outbox: dict[type[Message], Message] = {}
+        """The newest message of each type, in the order of their delivery."""
         self._wake = asyncio.Event()
         self._ended: Refusal | None = None
         self.id = driver.connect(self)
@@ -31,15 +31,9 @@ class PushStream:
         message = outgoing.message
         if isinstance(message, Refused):
             self.end(message.refusal)
-        elif len(self._outbox) >= MAX_UNSENT:
-            self.end(
-                Refusal(
-                    Reason.SLOW_CONSUMER,
-                    f"{MAX_UNSENT} messages were waiting for this caller to read them. Call again and read.",
-                )
-            )
         else:
-            self._outbox.append(message)
+            self._outbox.pop(type(message), None)
+            self._outbox[type(message)] = message
             self._wake.set()
 
     @property
@@ -55,7 +49,7 @@ class PushStream:
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
             while self._outbox:
-                yield self._outbox.popleft()
+                yield self._outbox.pop(next(iter(self._outbox)))
             if self._ended is not None:
                 raise self._ended
             self._wake.clear()

@@ -2,6 +2,14 @@
 
 from hypothesis import strategies as st
 
+from muster.service.core.vocabulary.local import (
+    Attempt,
+    Level,
+    LocalCheckpoint,
+    LocalCheckpointRecord,
+    Permit,
+    RecoveryRecord,
+)
 from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
@@ -24,6 +32,7 @@ from muster.service.core.vocabulary.model import (
 )
 from muster.service.core.vocabulary.operations import Done, Flag, Number, Value
 from muster.service.core.vocabulary.records import (
+    AgreementRecord,
     CheckpointsRecord,
     EvictionRecord,
     GroupRecord,
@@ -58,22 +67,24 @@ runs = st.builds(
 )
 evictions = st.builds(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
 rounds = st.builds(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
+round_settings = st.builds(
+    RendezvousSettings,
+    min_nodes=ranks,
+    max_nodes=ranks,
+    join_timeout=timeouts,
+    last_call_timeout=timeouts,
+    keep_alive_timeout=timeouts,
+)
 participants = st.builds(
     ParticipantRecord,
     run_id=names,
     node=st.builds(NodeInfo, names, names, pids),
     attempt=numbers,
     rank=ranks,
-    settings=st.builds(
-        RendezvousSettings,
-        min_nodes=ranks,
-        max_nodes=ranks,
-        join_timeout=timeouts,
-        last_call_timeout=timeouts,
-        keep_alive_timeout=timeouts,
-    ),
+    settings=round_settings,
     lost=st.booleans(),
 )
+agreements = st.builds(AgreementRecord, names, round_settings)
 groups = st.builds(GroupRecord, names, names, numbers, numbers)
 shapes = st.integers(1, 65_536).flatmap(
     lambda size: st.builds(
@@ -174,8 +185,43 @@ changed = (
     | st.builds(Value, st.binary(max_size=20))
 )
 store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed, numbers)
+attempts = st.builds(Attempt, numbers, numbers)
+local_checkpoints = st.builds(
+    LocalCheckpointRecord,
+    run_id=names,
+    checkpoint=st.builds(
+        LocalCheckpoint,
+        attempt=attempts,
+        step=numbers,
+        world_size=st.integers(1, 65_536),
+        manifest_size=numbers,
+        manifest_digest=st.binary(min_size=16, max_size=16),
+        replicas=ranks,
+        persist_to=texts,
+        keep_persisted=ranks,
+        size=numbers,
+    ),
+    level=st.sampled_from(Level),
+    keeper_id=texts,
+    made_at=moments,
+    persisted_as=texts,
+    permit=st.sampled_from(Permit),
+)
+recoveries = st.builds(
+    RecoveryRecord,
+    run_id=names,
+    generation=numbers,
+    number=numbers,
+    world_size=st.integers(1, 65_536),
+    attempt=st.none() | attempts,
+    reason=texts,
+    newest=st.none() | attempts,
+)
 kept = (
     runs
+    | agreements
+    | local_checkpoints
+    | recoveries
     | groups
     | shape_records
     | speakers

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -342,6 +343,10 @@ def test_every_kind_of_record_comes_back_whole(place: Place):
 def test_all_of_the_world_is_not_a_list_of_participants(place: Place):
     whole = replace(SPEAKER, shape=Shape(16))
     assert keep(place, whole) == [whole]
+
+
+def test_each_kind_of_record_is_among_those_of_these_tests():
+    assert {type(record) for record in ALL_KINDS} == set(get_args(StoredRecord))
 
 
 def test_forgotten_record_is_gone_and_no_other(place: Place):

@@ -201,6 +201,23 @@ def test_job_goes_on_without_a_drained_node_and_not_after_scancel(slurm: Slurm, 
     assert job.state["Restarts"] == "1"
 
 
+def test_node_is_replaced_by_the_spare_of_the_job_which_is_not_requeued(
+    slurm: Slurm, shared: Coordinator, tmp_path: Path
+):
+    spare = {"SPARES": "1", "RUN_PREFIX": "team-a."}
+    job = Job(slurm, tmp_path, "torchrun.sbatch", "--nodes=3", MUSTER_ENDPOINT=shared.endpoint, **spare)
+    job.began(0)
+    run = f"team-a.{job.id}"
+    members = json.loads(muster(shared.endpoint, "get", "members", run, "--output=json").stdout)["members"]
+    replaced = members[0]["node_name"]
+    done = muster(shared.endpoint, "replace", run, replaced, f"--wait={PATIENCE}")
+    assert f"node {replaced} was replaced" in done.stdout, done.stderr
+    job.began(1)
+    # The agent on that node has ended with 75.
+    job.finish()
+    assert job.state["Restarts"] == "0"
+
+
 def muster(endpoint: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [str(MUSTER), *arguments, f"--endpoint={endpoint}", f"--timeout={PATIENCE}"]
     return fork_client.run(command, timeout=2 * PATIENCE)

@@ -4,8 +4,9 @@ import enum
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
+from muster.service.core.vocabulary.local import ForgetLocalCheckpoint, LocalCheckpointRecord, RecoveryRecord
 from muster.service.core.vocabulary.model import Closed, Decision
 from muster.service.core.vocabulary.records import (
     AgreementRecord,
@@ -96,6 +97,12 @@ class Disk:
                     self.kept[RankOwnerRecord, record.run_id, record.prefix, record.rank] = record
                 case SaveRecord():
                     self.kept[SaveRecord, record.run_id] = record
+                case LocalCheckpointRecord():
+                    self.kept[LocalCheckpointRecord, record.run_id, record.checkpoint.attempt] = record
+                case ForgetLocalCheckpoint():
+                    self._drop("checkpoint", (LocalCheckpointRecord, record.run_id, record.attempt))
+                case RecoveryRecord():
+                    self.kept[RecoveryRecord, record.run_id] = record
                 case CheckpointsRecord():
                     self.kept[CheckpointsRecord, record.run_id] = record
                 case StoreKeyRecord():
@@ -116,6 +123,8 @@ class Disk:
                     assert record.sequence == len(decided), "sequences have no gaps, and are decided once"
                     decided.append(record)
                     self.kept[Decision, record.run_id, record.prefix, record.sequence] = record
+                case _:
+                    assert_never(record)
 
     def _drop(self, what: str, key: tuple[object, ...]) -> None:
         assert key in self.kept, f"a {what} is forgotten that is not kept"

@@ -46,6 +46,8 @@ from tests.support.world.relay_stream import RelayStream
 RUN = "job1"
 TTL = 10.0
 WALL = 1_700_000_000.0
+MAX_TICKS = 1_000
+"""Ticks at one moment after which the core is in an endless loop."""
 
 
 class World:
@@ -180,8 +182,10 @@ class World:
 
     def wait(self, seconds: float) -> None:
         """Time passes, with a tick at every deadline on the way."""
-        end = self.now + seconds
+        end, ticks = self.now + seconds, 0
         while (deadline := self.coordinator.next_deadline()) is not None and deadline <= end:
+            ticks = ticks + 1 if deadline <= self.now else 0
+            assert ticks < MAX_TICKS, "a timer is armed for the past again and again"
             self.tick()
         self.now = end
 

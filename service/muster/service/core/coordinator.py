@@ -250,7 +250,7 @@ class Coordinator:
                 runs[run.run_id] = run
         # Expire all processes before a barrier fails, so that its report names all of them.
         for run in runs.values():
-            run.check(now, effects)
+            run.fail_barriers_of_gone_ranks(now, effects)
             self.reaper.review_in_time(run)
         for group in groups:
             waited = group.open

@@ -304,10 +304,10 @@ class Run:
         process.successor_until = None
         self._refresh(process)
 
-    def check(self, now: Instant, effects: Effects) -> None:
+    def fail_barriers_of_gone_ranks(self, now: Instant, effects: Effects) -> None:
         """Fail every open barrier that needs a rank without living processes."""
         for group in self.groups.values():
-            group.check(now, effects)
+            group.fail_if_rank_gone(now, effects)
 
     def _refresh(self, process: Process) -> None:
         self.roster.refresh(process)
@@ -389,7 +389,7 @@ class Run:
                 )
             process.evict(now.monotonic)
             self.mark_gone(process, effects, reason)
-        self.check(now, effects)
+        self.fail_barriers_of_gone_ranks(now, effects)
 
     def _speaks_alone(self, process: Process) -> bool:
         """Whether the process is the only one on its stream."""

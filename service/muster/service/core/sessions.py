@@ -364,7 +364,7 @@ class Sessions:
             process.leave(now.monotonic)
             run.mark_gone(process, effects, reason)
         if leaving:
-            run.check(now, effects)
+            run.fail_barriers_of_gone_ranks(now, effects)
             self._reaper.mark_used(run, now, effects)
 
     def _mark_disconnected(

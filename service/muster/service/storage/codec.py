@@ -122,7 +122,8 @@ def encode_all(records: Iterable[Record]) -> Batch:
 
 def encode(record: StoredRecord | Forget) -> tuple[bytes, bytes | None]:
     """Encode a record as a key and a value; None: delete the key."""
-    return key_of(record), None if isinstance(record, Forget) else _value_of(record)
+    value = None if isinstance(record, Forget) else _message_of(record).SerializeToString()
+    return key_of(record), value
 
 
 def key_of(record: StoredRecord | Forget) -> bytes:
@@ -164,15 +165,14 @@ def key_of(record: StoredRecord | Forget) -> bytes:
             return _key("recovery", record.run_id, "newest")
 
 
-def _value_of(record: StoredRecord) -> bytes:
-    message: Message
+def _message_of(record: StoredRecord) -> Message:
     match record:
         case Decision():
-            message = decision_to_pb(record)
+            return decision_to_pb(record)
         case RankOwnerRecord():
-            message = _speaker_to_pb(record)
+            return _speaker_to_pb(record)
         case ShapeRecord():
-            message = state_pb2.ShapeRecord(
+            return state_pb2.ShapeRecord(
                 run_id=record.run_id,
                 prefix=record.prefix,
                 number=record.number,
@@ -180,14 +180,14 @@ def _value_of(record: StoredRecord) -> bytes:
                 participants=record.shape.participants,
             )
         case GroupRecord():
-            message = state_pb2.GroupRecord(
+            return state_pb2.GroupRecord(
                 run_id=record.run_id,
                 prefix=record.prefix,
                 generation=record.generation,
                 first_sequence=record.first_sequence,
             )
         case RunRecord():
-            message = state_pb2.RunRecord(
+            return state_pb2.RunRecord(
                 run_id=record.run_id,
                 generation=record.generation,
                 closed=closed_to_pb(record.closed) if record.closed is not None else None,
@@ -198,31 +198,30 @@ def _value_of(record: StoredRecord) -> bytes:
                 ],
             )
         case EvictionRecord():
-            message = state_pb2.EvictionRecord(
+            return state_pb2.EvictionRecord(
                 run_id=record.run_id,
                 rank=record.rank,
                 generation=record.generation,
                 ordinal=record.ordinal,
             )
         case SaveRecord():
-            message = save_record_to_pb(record.run_id, record.save)
+            return save_record_to_pb(record.run_id, record.save)
         case CheckpointsRecord():
-            message = _checkpoints_to_pb(record)
+            return _checkpoints_to_pb(record)
         case RoundRecord():
-            message = _round_to_pb(record)
+            return _round_to_pb(record)
         case ParticipantRecord():
-            message = _participant_to_pb(record)
+            return _participant_to_pb(record)
         case AgreementRecord():
-            message = state_pb2.AgreementRecord(run_id=record.run_id, **_settings_to_pb(record.settings))
+            return state_pb2.AgreementRecord(run_id=record.run_id, **_settings_to_pb(record.settings))
         case StoreKeyRecord():
-            message = state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
+            return state_pb2.StoreKeyRecord(run_id=record.run_id, key=record.key, value=record.value)
         case StoreOperationRecord():
-            message = _operation_to_pb(record)
+            return _operation_to_pb(record)
         case LocalCheckpointRecord():
-            message = record_to_pb(record)
+            return record_to_pb(record)
         case RecoveryRecord():
-            message = recovery_to_pb(record)
-    return message.SerializeToString()
+            return recovery_to_pb(record)
 
 
 def decode_all(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[StoredRecord]:

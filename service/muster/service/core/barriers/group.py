@@ -1,16 +1,7 @@
 """A group: all the barriers of one prefix, one after the other.
 
-The group keeps these invariants of docs/design.md, each in the method named:
-
-- invariant 1 (one decision per barrier), invariant 2 (durable before delivered): ``_decide``.
-- invariant 3 (repeated arrivals count once), invariant 4 (ranks stay in step after a failure): ``arrive``.
-- invariant 5 (every rank learns all missing ranks): ``missing``.
-- invariant 6 (a barrier does not wait for the dead): ``check``.
-- invariant 7 (one failure vote aborts the barrier): ``_evaluate``.
-- invariant 8 (disagreement fails every rank): ``_evaluate``.
-- invariant 9 (one clock decides): ``arrive``, ``on_time``, and ``OpenBarrier``.
-- invariant 10 (subsets and payloads): ``_check_shape``, ``_check_arrival``.
-- invariant 11 (the newer fences the older), invariant 12 (the coordinator assigns the sequence): ``join``.
+Most of the invariants of barriers (docs/design.md) are kept here and in :mod:`.barrier`. That page names the
+methods for each.
 """
 
 from collections.abc import Iterable
@@ -332,11 +323,11 @@ class Group(Positions):
             assert last is not None
             self._decide(Outcome.RELEASED, report.released(barrier.shape.size, waited, last), now, effects)
         elif self._gone_ranks:
-            self.check(now, effects)
+            self.fail_if_rank_gone(now, effects)
 
     # ------------------------------------------------------------------ deciding
 
-    def check(self, now: Instant, effects: Effects) -> None:
+    def fail_if_rank_gone(self, now: Instant, effects: Effects) -> None:
         """Fail the open barrier if a rank that it still needs is gone."""
         barrier = self.open
         if barrier is None or not self._gone_ranks:

@@ -167,7 +167,7 @@ class Session:
             # No status reaches the peer; gRPC keeps the message while it is connected.
             if self._outbox.is_writing:
                 await self._writes.end(context.peer())
-        finally:
+        finally:  # gRPC cancels this call when its connection is lost: so a death is noticed.
             reader.cancel()
             if self._join_turn is not None:
                 self._join_turn.end_all()

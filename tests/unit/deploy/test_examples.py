@@ -298,6 +298,11 @@ def test_the_etcd_is_valid_and_admitted_where_restricted_is_enforced(version: st
     selector = found["StatefulSet"]["spec"]["selector"]["matchLabels"]
     assert found["Service"]["spec"]["selector"] == selector
     assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == selector
+    policy = found["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == selector
+    (etcd,) = found["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"] for port in etcd["ports"]}
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == ports
     assert found["StatefulSet"]["spec"]["serviceName"] == found["Service"]["metadata"]["name"]
 
 

@@ -95,14 +95,15 @@ def doctor(
 
 
 def line(check: Check, *, color: bool) -> str:
-    """Format a check for people, with the next step on its own line."""
+    """Format a check for people. Further lines of the message, and the next step, are indented."""
     result = f"{check.result:<{RESULT_CELLS}}"
     if color:
         result = typer.style(result, fg=COLORS[check.result])
-    text = f"{result}   {check.name:<{NAME_CELLS}}   {report.printable(check.message)}"
+    lines = report.printable(check.message).splitlines()
     if check.next:
-        text += f"\n{'':{RESULT_CELLS}}   {'':{NAME_CELLS}}   next: {report.printable(check.next)}"
-    return text
+        lines.append(f"next: {report.printable(check.next)}")
+    indented = f"\n{'':{RESULT_CELLS}}   {'':{NAME_CELLS}}   ".join(lines)
+    return f"{result}   {check.name:<{NAME_CELLS}}   {indented}"
 
 
 def as_json(check: Check) -> dict[str, str]:

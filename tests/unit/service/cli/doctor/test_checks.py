@@ -349,3 +349,11 @@ def test_a_check_is_one_line_and_its_next_step_another():
     assert first == "failed    connect         no\\x1b[2J"
     assert second == " " * 26 + "next: look"
     assert as_json(ill) == {"name": "connect", "result": "failed", "message": "no\x1b[2J", "next": "look"}
+
+
+def test_further_lines_of_a_message_and_the_next_step_are_indented():
+    text = line(Check("answer", Result.FAILED, "no answer\n  tried: a", "look there."), color=False)
+    head, *rest = text.splitlines()
+    column = head.index("no answer")
+    assert [one[column:] for one in rest] == ["  tried: a", "next: look there."]
+    assert all(one[:column].isspace() for one in rest)

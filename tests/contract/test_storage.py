@@ -45,6 +45,7 @@ from muster.service.core.vocabulary.records import (
     AgreementRecord,
     CheckpointsRecord,
     EvictionRecord,
+    ForgetAgreement,
     ForgetDecision,
     ForgetParticipant,
     ForgetRankOwner,
@@ -365,11 +366,12 @@ def test_forgotten_record_is_gone_and_no_other(place: Place):
         ForgetRankOwner("job1", "checkpoint", 3),
         ForgetRound("job1", 12),
         ForgetParticipant("job1", "decaf"),
+        ForgetAgreement("job1"),
         ForgetStoreKey("job1", ""),
         ForgetStoreOperation("job1", "c1"),
         ForgetLocalCheckpoint("job1", Attempt(3, 11)),
     ]
-    left = [*ALL_KINDS[:2], EVICTION, AGREEMENT, SAVE, CHECKPOINTS, RECOVERY, STORE[0], STORE[3], *others]
+    left = [*ALL_KINDS[:2], EVICTION, SAVE, CHECKPOINTS, RECOVERY, STORE[0], STORE[3], *others]
     assert by_key(keep(place, *forgotten)) == by_key(left)
 
 

@@ -132,7 +132,7 @@ def limited(slurm: Slurm, shared: Coordinator, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("limited")
     # No other job preempts one of this partition.
     options = ["--array=3", "--partition=high"]
-    job = Job(slurm, folder, "ranks.sbatch", *options, MUSTER_ENDPOINT=shared.endpoint)
+    job = Job(slurm, folder, "ranks.sbatch", *options, MUSTER_ENDPOINT=shared.endpoint, RUN_PREFIX="team-a.")
     job.began(0)
     # Held, it does not start its next life before its test lets it.
     slurm.call("scontrol", "update", f"JobId={job.id}", "TimeLimit=2", "Priority=0")
@@ -160,7 +160,7 @@ def test_job_at_its_time_limit_is_requeued_and_goes_on(slurm: Slurm, shared: Coo
     limited.finish()
     assert "Error" not in limited.story()  # the relays'
     runs = json.loads(muster(shared.endpoint, "get", "runs", "--output=json").stdout)["runs"]
-    (run,) = [run for run in runs if run["run_id"] == f"{limited.id}_3"]
+    (run,) = [run for run in runs if run["run_id"] == f"team-a.{limited.id}_3"]
     # Slurm's restart is the run's next generation.
     assert run["generation"] == "1"
     deadline, asked_at = (datetime.fromisoformat(run["save"][name]) for name in ("deadline", "asked_at"))

@@ -12,6 +12,7 @@ from muster.service.core.vocabulary.records import (
     AgreementRecord,
     CheckpointsRecord,
     EvictionRecord,
+    ForgetAgreement,
     ForgetDecision,
     ForgetParticipant,
     ForgetRankOwner,
@@ -74,6 +75,8 @@ class Disk:
                     self._drop("round", (RoundRecord, record.run_id, record.round))
                 case ForgetParticipant():
                     self._drop("node in a round", (ParticipantRecord, record.run_id, record.incarnation))
+                case ForgetAgreement():
+                    self._drop("agreement", (AgreementRecord, record.run_id))
                 case RunRecord():
                     before = self.kept.get((RunRecord, record.run_id))
                     if isinstance(before, RunRecord) and before.closed is not None:

@@ -27,6 +27,7 @@ from muster.service.core.vocabulary.model import Decision, Instant, RendezvousSe
 from muster.service.core.vocabulary.records import (
     AgreementRecord,
     EvictionRecord,
+    ForgetAgreement,
     ForgetDecision,
     ForgetParticipant,
     ForgetRankOwner,
@@ -253,6 +254,8 @@ def _record_of_run(record: Record) -> str:
             return f"round {record.round} of {record.world_size} after {record.join_seconds:g} s"
         case AgreementRecord():
             return f"agreed on {report.nodes_wanted(record.settings)}"
+        case ForgetAgreement():
+            return "forget what was agreed on"
         case ForgetRound():
             return f"forget round {record.round}"
         case ParticipantRecord():

@@ -29,6 +29,7 @@ from muster.service.core.vocabulary.records import (
     CheckpointsRecord,
     EvictionRecord,
     Forget,
+    ForgetAgreement,
     ForgetDecision,
     ForgetParticipant,
     ForgetRankOwner,
@@ -147,7 +148,7 @@ def key_of(record: StoredRecord | Forget) -> bytes:
             return _key("checkpoints", record.run_id, "newest")
         case RoundRecord() | ForgetRound():
             return _key("round", record.run_id, f"{record.round:020}")
-        case AgreementRecord():
+        case AgreementRecord() | ForgetAgreement():
             return _key("agreement", record.run_id, "newest")
         case ParticipantRecord():
             return _key("participant", record.run_id, record.node.incarnation)

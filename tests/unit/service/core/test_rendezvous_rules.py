@@ -124,11 +124,11 @@ class Job(RuleBasedStateMachine):
             self.world.crash_next = crash
             agent.leave_unheard("scaled down")
 
-    @rule(fewest=st.integers(1, 3), crash=crashes)
-    def a_stray_node_asks_for_other_settings(self, fewest: int, crash: Crash | None) -> None:
+    @rule(fewest=st.integers(1, 3), single=st.booleans(), crash=crashes)
+    def a_stray_node_asks_for_other_settings(self, fewest: int, single: bool, crash: Crash | None) -> None:
         """It belongs to another job. It must not replace what the nodes that have a place agreed on."""
         own = self.world.settings
-        most = own.max_nodes - 1 or own.max_nodes + 1
+        most = 1 if single and own.max_nodes > 1 else own.max_nodes - 1 or own.max_nodes + 1
         settings = replace(own, min_nodes=min(fewest, most), max_nodes=most)
         before = [agent for agent in self.world.agents if self.has_place(agent)]
         self.world.crash_next = crash

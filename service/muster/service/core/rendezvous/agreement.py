@@ -1,21 +1,22 @@
 """Which nodes may meet: those that ask for the same number of nodes."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence, Sized
 
 from muster.service.core.rendezvous import refusals
 from muster.service.core.rendezvous.nodes import Node
 from muster.service.core.vocabulary.effects import Effects
 from muster.service.core.vocabulary.events import JoinRendezvous
 from muster.service.core.vocabulary.model import Instant, RendezvousSettings
-from muster.service.core.vocabulary.records import AgreementRecord
+from muster.service.core.vocabulary.records import AgreementRecord, ForgetAgreement
 
 
 class Agreement:
-    """The settings that a run's nodes last agreed on, and how long they bind after a restart.
+    """The settings of the nodes that have a place, as on disk, and how long they bind after a restart.
 
     The nodes of a round that forms are not on disk. After a restart any node may come first, also one of
     another job that wants fewer nodes. A round of another size is therefore not complete before the earlier
-    nodes have had their keep-alive timeout to come back.
+    nodes have had the longest of their keep-alive timeouts to come back.
 
     Args:
         run_id: the run.
@@ -24,8 +25,9 @@ class Agreement:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._settings: RendezvousSettings | None = None
-        """The ones on disk; None before the first node."""
-        self._binds_until = float("-inf")
+        """The ones on disk, with the longest keep-alive timeout; None: no node has a place."""
+        self.binds_until = math.inf
+        """Until when earlier nodes may come back after a restart, on the monotonic clock; infinity: none."""
 
     def restore(self, record: AgreementRecord) -> None:
         """Restore what was on disk."""
@@ -34,17 +36,49 @@ class Agreement:
     def serve(self, now: Instant) -> None:
         """Let restored settings bind, from now."""
         if self._settings is not None:
-            self._binds_until = now.monotonic + self._settings.keep_alive_timeout
+            self.binds_until = now.monotonic + self._settings.keep_alive_timeout
 
-    def binds_until(self, settings: RendezvousSettings) -> float:
-        """Return until when a round with these settings must wait, on the monotonic clock."""
-        return float("-inf") if self._agrees(settings) else self._binds_until
+    def earlier(self, settings: RendezvousSettings) -> RendezvousSettings | None:
+        """Return the settings of earlier nodes that a round with these settings must wait for, if any."""
+        return self._settings if self._binds and not self._agrees(settings) else None
 
-    def adopt(self, settings: RendezvousSettings, now: Instant, effects: Effects) -> None:
-        """Make the settings of the nodes that are there durable, unless earlier ones bind."""
-        if not self._agrees(settings) and now.monotonic >= self._binds_until:
-            self._settings = settings
-            effects.records.append(AgreementRecord(self._run_id, settings))
+    def earliest(self, settings: RendezvousSettings) -> float:
+        """Return when a round with these settings may be complete, on the monotonic clock."""
+        return -math.inf if self.earlier(settings) is None else self.binds_until
+
+    def end_binding(self, nodes: Iterable[Node], now: Instant, effects: Effects) -> None:
+        """When the earlier nodes have had their time, take over the settings of those that have a place."""
+        if now.monotonic >= self.binds_until:
+            self.binds_until = math.inf
+            for index, node in enumerate(nodes):
+                self.add(node.settings, effects, is_alone=index == 0)
+
+    def add(self, settings: RendezvousSettings, effects: Effects, *, is_alone: bool) -> None:
+        """Make durable what a node asks for.
+
+        Args:
+            settings: the node's.
+            effects: receives the record.
+            is_alone: whether no other node has a place.
+        """
+        kept = self._settings
+        if self._binds and not self._agrees(settings):
+            return
+        longest = kept is not None and kept.keep_alive_timeout >= settings.keep_alive_timeout
+        if self._agrees(settings) and longest and (self._binds or not is_alone or kept == settings):
+            return
+        self._settings = settings
+        effects.records.append(AgreementRecord(self._run_id, settings))
+
+    def end_without(self, nodes: Sized, effects: Effects) -> None:
+        """Forget the settings if no node has a place any more."""
+        if not len(nodes) and self._settings is not None and not self._binds:
+            self._settings = None
+            effects.records.append(ForgetAgreement(self._run_id))
+
+    @property
+    def _binds(self) -> bool:
+        return self.binds_until < math.inf
 
     def _agrees(self, settings: RendezvousSettings) -> bool:
         return self._settings is not None and self._settings.size == settings.size

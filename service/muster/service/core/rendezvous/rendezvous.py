@@ -3,11 +3,9 @@
 A round is complete as soon as ``max_nodes`` have joined, or ``last_call_timeout`` after ``min_nodes`` have. A
 node that joins during a complete round waits, or stands by if the round is full. The coordinator tells the
 nodes of the round how many nodes wait. They then join again, and the next round forms when all have left.
-
 The behaviour follows torch's dynamic rendezvous; docs/rendezvous.md lists the differences.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -171,8 +169,11 @@ class Rendezvous:
         for other in nodes_that_disagree(ask, joined_at, others, self.settings, complete=self.complete):
             self._refuse(other, refusals.settings_of_earlier(self.run_id, other, ask), effects)
             self._record_departure(other, "it asked for other settings", now.monotonic, effects)
-        if all(other is node for other in self):
+            self._last_call = None
+        is_alone = all(other is node for other in self)
+        if is_alone:
             self.settings = ask.settings
+        self.agreement.add(ask.settings, effects, is_alone=is_alone)
         if node is None:
             node = Node(ask.node, ask.attempt, ask.settings, ask.session, now.monotonic, 0.0, 0)
         else:
@@ -224,10 +225,8 @@ class Rendezvous:
 
     def close(self, closed: Closed, now: Instant, effects: Effects) -> None:
         """End every wait for a round, because the run was closed. The complete round continues."""
-        ended = self.of(NodeStanding.WAITING)
-        if not self.complete:
-            ended += self.of(NodeStanding.PARTICIPANT)
-        for node in ended:
+        forming = [] if self.complete else self.of(NodeStanding.PARTICIPANT)
+        for node in self.of(NodeStanding.WAITING) + forming:
             self._refuse(node, refusals.run_closed(self.run_id, closed), effects)
         for node in self.of(NodeStanding.REDUNDANT):
             self._refuse(node, refusals.not_needed(self.run_id, closed, node), effects)
@@ -253,15 +252,16 @@ class Rendezvous:
 
     def on_time(self, now: Instant, effects: Effects) -> None:
         """Remove lost nodes, end the last call, and end waits after their join timeout."""
+        self.agreement.end_binding(self, now, effects)
         for node in [n for n in self if n.session is None and now.monotonic >= n.back_by]:
             self._vacate(node, effects, lost=True)
             self._record_departure(node, "connection lost", node.since, effects)
         self._advance(now, effects)
         self._end_waits(now, effects)
         self._advance(now, effects)
-        times = [n.back_by for n in self if n.session is None]
+        times = [self.agreement.binds_until, *(n.back_by for n in self if n.session is None)]
         times += [n.joined_at + n.settings.join_timeout for n in self if self._waits(n)]
-        self._timers.arm(self, min(times, default=math.inf))
+        self._timers.arm(self, min(times))
 
     def _end_waits(self, now: Instant, effects: Effects) -> None:
         """Refuse the nodes whose join timeout is over. The refusal names all of them."""
@@ -306,8 +306,9 @@ class Rendezvous:
 
     def _record_departure(self, node: Node, reason: str, at: float, effects: Effects) -> None:
         self.departed.appendleft(Departed(node.info, self.round, reason, at))
-        text = f"node {node} of round {self.round}: {reason}"
-        effects.notices.append(Notice("node.gone", self.run_id, text))
+        effects.notices.append(
+            Notice("node.gone", self.run_id, f"node {node} of round {self.round}: {reason}")
+        )
 
     def _refuse(self, node: Node, refusal: Refusal, effects: Effects, *, lost: bool = False) -> None:
         self._vacate(node, effects, lost=lost)
@@ -334,12 +335,12 @@ class Rendezvous:
 
     def _advance(self, now: Instant, effects: Effects) -> None:
         """Advance the rendezvous as far as the current places allow."""
+        self.agreement.end_without(self, effects)
         if self.complete and not self.count(NodeStanding.PARTICIPANT):
             self._begin_round(now, effects)
         if self.complete:
             self._let_redundant_wait(now, effects)
         elif self.settings is not None:
-            self.agreement.adopt(self.settings, now, effects)
             self._let_redundant_in(self.settings, now, effects)
             self._update_last_call(self.settings, now, effects)
         self._announce(now, effects)
@@ -402,7 +403,7 @@ class Rendezvous:
         if self._last_call is None:
             self._last_call = now.monotonic + settings.last_call_timeout
         due = now.monotonic if count >= settings.max_nodes else self._last_call
-        due = max(due, self.agreement.binds_until(settings))
+        due = max(due, self.agreement.earliest(settings))
         if now.monotonic < due:
             self._timers.arm(self, due)
         elif self._places.accept_round():
@@ -482,8 +483,8 @@ class Rendezvous:
                 continue
             self._arrivals += 1
             asked, at = (record.node, record.attempt, record.settings), now.monotonic
-            node = Node(*asked, None, at, at, self._arrivals, rank=record.rank)
-            self._places.participants[record.node.incarnation] = node
+            restored = Node(*asked, None, at, at, self._arrivals, rank=record.rank)
+            self._places.participants[record.node.incarnation] = restored
             self._ranks[record.node.incarnation] = record.rank
             self.settings = record.settings
         self.complete = bool(self._places.participants)
@@ -493,6 +494,7 @@ class Rendezvous:
     def serve(self, now: Instant) -> None:
         """Give every node its keep-alive timeout, from now, to come back."""
         self.agreement.serve(now)
+        self._timers.arm(self, self.agreement.binds_until)
         for node in [n for n in self if n.session is None]:
             node.wait_back(None, now.monotonic, self._outages.at(now.monotonic))
             self._timers.arm(self, node.back_by)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from muster.service.core.rendezvous.agreement import Agreement
 from muster.service.core.rendezvous.nodes import Departed, Node
 from muster.service.core.vocabulary import report
 from muster.service.core.vocabulary.model import Instant, NodeStanding, RendezvousSettings
@@ -15,6 +16,7 @@ class Nodes(Protocol):
     round: int
     complete: bool
     settings: RendezvousSettings | None
+    agreement: Agreement
 
     @property
     def departed(self) -> Iterable[Departed]:
@@ -34,7 +36,8 @@ def state(nodes: Nodes) -> str:
     if nodes.complete:
         waiting, redundant = len(nodes.of(NodeStanding.WAITING)), len(nodes.of(NodeStanding.REDUNDANT))
         return report.round_runs(nodes.run_id, nodes.round, participants, waiting, redundant)
-    return report.round_forms(nodes.run_id, nodes.round, participants, nodes.settings)
+    forms = report.round_forms(nodes.run_id, nodes.round, participants, nodes.settings)
+    return forms + report.earlier_nodes(nodes.agreement.earlier(nodes.settings))
 
 
 def timeout_report(nodes: Nodes, late: Node, now: Instant) -> str:
@@ -42,7 +45,7 @@ def timeout_report(nodes: Nodes, late: Node, now: Instant) -> str:
     others = [n.info for n in nodes if n is not late and n.standing is late.standing]
     others += [one.info for one in nodes.departed if one.timed_out_just_now(nodes.round, now.monotonic)]
     assert nodes.settings is not None
-    return report.rendezvous_timed_out(
+    line = report.rendezvous_timed_out(
         nodes.run_id,
         nodes.round,
         late.settings.join_timeout,
@@ -50,6 +53,7 @@ def timeout_report(nodes: Nodes, late: Node, now: Instant) -> str:
         nodes.settings,
         running=len(nodes.of(NodeStanding.PARTICIPANT)) if nodes.complete else None,
     )
+    return line + report.earlier_nodes(nodes.agreement.earlier(nodes.settings))
 
 
 def nodes_gone(nodes: Nodes, now: Instant) -> str:

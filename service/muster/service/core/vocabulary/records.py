@@ -81,10 +81,17 @@ class ParticipantRecord:
 
 @dataclass(frozen=True, slots=True)
 class AgreementRecord:
-    """The settings that the nodes of a rendezvous last agreed on."""
+    """The settings of the nodes that have a place, with the longest of their keep-alive timeouts."""
 
     run_id: str
     settings: RendezvousSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetAgreement:
+    """Deletes the record, because no node has a place."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +259,7 @@ Forget: TypeAlias = (
     | ForgetDecision
     | ForgetRound
     | ForgetParticipant
+    | ForgetAgreement
     | ForgetStoreKey
     | ForgetStoreOperation
     | ForgetLocalCheckpoint

@@ -296,6 +296,16 @@ def round_forms(run_id: str, round: int, count: int, settings: RendezvousSetting
     return f"round {round} of run {run_id} comes together: {count} of {nodes_wanted(settings)} have joined"
 
 
+def earlier_nodes(settings: RendezvousSettings | None) -> str:
+    """Return which earlier nodes a round waits for; empty without any."""
+    if settings is None:
+        return ""
+    return (
+        f". It waits up to {seconds(settings.keep_alive_timeout)} for nodes that had agreed on "
+        f"{nodes_wanted(settings)} before the coordinator restarted"
+    )
+
+
 def round_runs(run_id: str, round: int, count: int, waiting: int, redundant: int) -> str:
     """Return the state of a complete round."""
     line = (

@@ -33,10 +33,10 @@ def test_deposed_leader_writes_nothing(location: Location):
     first.open()
     first.commit({b"a": b"1"})
     depose(first, location)
-    with pytest.raises(LeadLostError, match="another replica leads"):
+    with pytest.raises(LeadLostError, match="no longer leads"):
         first.commit({b"a": b"2"})
     second = successor(location)
-    with pytest.raises(LeadLostError, match="another replica leads"):
+    with pytest.raises(LeadLostError, match="no longer leads"):
         first.commit({b"a": b"3"})
     assert rows(second) == {b"a": b"1"}
 

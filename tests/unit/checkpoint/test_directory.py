@@ -307,7 +307,7 @@ def test_field_that_is_not_known_is_ignored(folder: CheckpointDirectory):
     assert folder.latest() == made
 
 
-def test_drafts_of_two_runs_differ_and_a_run_sweeps_only_its_own(tmp_path: Path):
+def test_drafts_of_two_runs_differ_and_a_run_that_saves_sweeps_only_its_own(tmp_path: Path):
     """A job that is started again under another run id counts its lives from the start again."""
     old, new = CheckpointDirectory(tmp_path, "slurm-1"), CheckpointDirectory(tmp_path, "slurm-2")
     drafts = [one.unfinished(1, SaveAttempt(0, 0)) for one in (old, new)]

@@ -261,7 +261,7 @@ class EtcdEngine:
 
     def _deposed(self) -> LeadLostError:
         return LeadLostError(
-            f"another replica leads {self._location} now: what this one would write is refused."
+            f"this replica no longer leads {self._location}: what it would write is refused."
         )
 
     def close(self) -> None:

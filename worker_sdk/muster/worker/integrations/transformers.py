@@ -150,7 +150,7 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The committed checkpoint of the highest step in a folder.
+    """The whole checkpoint that was committed last in a folder.
 
     It passes over uncommitted and damaged checkpoints.
 

@@ -74,7 +74,7 @@ app = typer.Typer(
 def list_checkpoints(place: Place, output: options.Format = Output.TABLE) -> None:
     """List the committed checkpoints, newest commit first.
 
-    A Checkpointer resumes from the first COMMITTED one. This reads no files: see verify.
+    A Checkpointer resumes from the first COMMITTED one. This reads markers and no data: see verify.
     The checkpoints on the nodes of a run: muster get checkpoints RUN.
     """
     with _reading(place):

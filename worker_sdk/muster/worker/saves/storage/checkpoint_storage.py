@@ -127,7 +127,7 @@ class CheckpointStorage(Protocol):
     """The checkpoints of one job."""
 
     def take_over(self) -> None:
-        """On rank 0, before the first save: remove what earlier lives have left, and did not commit.
+        """On rank 0, before the first save: remove what earlier runs have left here, and did not commit.
 
         Checkpoints stay: the newest may be damaged, which nobody knows before it is loaded.
 

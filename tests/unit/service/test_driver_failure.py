@@ -101,7 +101,7 @@ class LeaderEngine(HeldEngine):
             raise LeadLostError("another replica may lead")
 
 
-async def test_deposed_driver_delivers_nothing_even_if_durable():
+async def test_driver_without_a_certain_lease_delivers_nothing_even_if_durable():
     engine, observer = LeaderEngine(), Recorder()
     async with driving(engine, observer) as driver:
         rank = Rank(driver, 0, world_size=1).hello().arrive()
@@ -114,7 +114,7 @@ async def test_deposed_driver_delivers_nothing_even_if_durable():
         assert observer.decisions == []
 
 
-async def test_deposed_driver_answers_no_query():
+async def test_driver_without_a_certain_lease_answers_no_query():
     engine = LeaderEngine()
     engine.leads = False
     async with driving(engine) as driver:
@@ -126,7 +126,7 @@ async def test_deposed_driver_answers_no_query():
         asked.cancel()
 
 
-async def test_deposed_driver_asks_no_process():
+async def test_driver_without_a_certain_lease_asks_no_process():
     engine = LeaderEngine()
     async with driving(engine) as driver:
         rank = Rank(driver, 0)

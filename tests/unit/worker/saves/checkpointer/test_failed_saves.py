@@ -58,6 +58,19 @@ def test_a_killed_child_commits_nothing_and_the_next_save_does(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_save_with_an_unconfirmed_commit_has_failed_and_is_resumed_from(
+    made: Checkpointer, barrier: FakeBarrier
+):
+    """As when rank 0 dies after its rename: the others hear of its loss, and the checkpoint is there."""
+    made.save(1, state(1))
+    assert made.finalize(blocking=True) == [1]
+    barrier.sibling("save/commit").others_fail[1] = "lost"
+    made.save(2, state(2))
+    with pytest.raises(AsyncSaveError, match="its commit failed or is not confirmed"):
+        made.finalize(blocking=True)
+    assert loaded(made) == (2, 2)
+
+
 def test_uncommitted_checkpoint_is_not_loaded(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,5 +1,6 @@
 """The words for how a save fails."""
 
+import errno
 import signal
 
 import pytest
@@ -38,6 +39,25 @@ def test_an_exception_begins_with_what_it_is_and_says_where():
         text = failure_text(error)
     assert text.startswith("OSError: [Errno 28] No space left on device\nTraceback")
     assert "test_failure.py" in text
+
+
+def chained(first: Exception, then: Exception) -> Exception:
+    """An error that was raised while another was handled, as torch does when it closes a file."""
+    then.__context__ = first
+    return then
+
+
+def test_error_of_storage_that_led_to_another_comes_first():
+    full = OSError(errno.ENOSPC, "No space left on device")
+    text = failure_text(chained(full, RuntimeError("unexpected pos 704 vs 598")))
+    assert text.splitlines()[0] == (
+        "OSError: [Errno 28] No space left on device; then RuntimeError: unexpected pos 704 vs 598"
+    )
+
+
+def test_handled_error_that_is_none_of_storage_does_not_come_first():
+    text = failure_text(chained(FileNotFoundError(errno.ENOENT, "no cache"), ValueError("bad shape")))
+    assert text.splitlines()[0] == "ValueError: bad shape"
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "€" * 100_000, "\udcff" * 50_000])

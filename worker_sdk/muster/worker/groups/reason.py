@@ -1,16 +1,41 @@
 """Why a rank has failed, in words that all ranks get."""
 
+import errno
 import traceback
+from collections.abc import Iterator
 
 MAX_TEXT = 12_000
 """Limit in bytes for a failure's text; the coordinator keeps 16 KiB of a vote's reason."""
+OF_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG}
+"""Errors of storage. Torch raises another error on top of them, which says nothing of a full disk."""
 
 
 def failure_text(error: BaseException) -> str:
-    """Return an exception's text for a vote: the exception, then its traceback."""
+    """Return an exception's text for a vote: the exception, then its traceback.
+
+    If an error of the storage led to it, that one comes first.
+    """
     lines = traceback.format_exception(error)
-    headline = "".join(traceback.format_exception_only(error)).strip()
+    headline = _line(error)
+    for cause in _chain(error):
+        if cause is not error and isinstance(cause, OSError) and cause.errno in OF_STORAGE:
+            headline = f"{_line(cause)}; then {headline}"
+            break
     return cut(f"{headline}\n{''.join(lines)}")
+
+
+def _line(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those that led to it, as far as its traceback shows them."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        yield one
+        seen.add(id(one))
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
 def cut(text: str) -> str:

@@ -110,7 +110,7 @@ async def test_round_is_not_delivered_before_its_commit():
     async with driving(engine, observer) as driver:
         node = join(driver)
         commit = await engine.begun.get()
-        assert commit.kinds == ["participant", "round", "run"]
+        assert commit.kinds == ["agreement", "participant", "round", "run"]
         await settle()
         assert (node.told, observer.rounds, observer.notices) == ([], [], [])
         commit.end()

@@ -60,6 +60,13 @@ def test_handled_error_that_is_none_of_storage_does_not_come_first():
     assert text.splitlines()[0] == "ValueError: bad shape"
 
 
+def test_exception_is_named_first_however_long_its_traceback_is():
+    text = failure_text(chained(RuntimeError("x" * 50_000), ValueError("bad shape")))
+    assert text.splitlines()[0] == "ValueError: bad shape"
+    assert text.rstrip().endswith("ValueError: bad shape")
+    assert len(text) <= MAX_TEXT + 10
+
+
 @pytest.mark.parametrize("text", ["x" * 100_000, "€" * 100_000, "\udcff" * 50_000])
 def test_a_long_text_is_cut_to_what_a_vote_takes(text: str):
     short = cut(text)

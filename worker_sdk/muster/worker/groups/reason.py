@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 MAX_TEXT = 12_000
 """Limit in bytes for a failure's text; the coordinator keeps 16 KiB of a vote's reason."""
+MAX_HEADLINE = 2_000
+"""Bytes of these for the exception itself, which stays whole however long its traceback is."""
 OF_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG}
 """Errors of storage. Torch raises another error on top of them, which says nothing of a full disk."""
 
@@ -21,7 +23,8 @@ def failure_text(error: BaseException) -> str:
         if cause is not error and isinstance(cause, OSError) and cause.errno in OF_STORAGE:
             headline = f"{_line(cause)}; then {headline}"
             break
-    return cut(f"{headline}\n{''.join(lines)}")
+    headline = cut(headline, MAX_HEADLINE)
+    return f"{headline}\n{cut(''.join(lines), MAX_TEXT - MAX_HEADLINE)}"
 
 
 def _line(error: BaseException) -> str:
@@ -38,9 +41,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
-def cut(text: str) -> str:
-    """Cut a text that is too long for a vote to its end: a traceback's end says most."""
+def cut(text: str, limit: int = MAX_TEXT) -> str:
+    """Cut a text of more bytes to its end: a traceback's end says most."""
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= MAX_TEXT:
+    if len(data) <= limit:
         return text
-    return f"… {data[-MAX_TEXT:].decode('utf-8', 'ignore')}"
+    return f"… {data[-limit:].decode('utf-8', 'ignore')}"

@@ -187,8 +187,8 @@ class Job(RuleBasedStateMachine):
     # ------------------------------------------------------------------ what must hold
 
     @invariant()
-    def places_bind_after_a_restart(self) -> None:
-        """Remember until when, for the stray nodes."""
+    def remember_until_when_places_bind(self) -> None:
+        """A stray node's rule needs it."""
         if self.world.coordinator is not self.coordinator and self.placed:
             self.bound_until = self.world.now + KEEP_ALIVE
         self.coordinator = self.world.coordinator

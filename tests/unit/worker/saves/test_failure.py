@@ -67,6 +67,12 @@ def test_exception_is_named_first_however_long_its_traceback_is():
     assert len(text) <= MAX_TEXT + 10
 
 
+def test_long_exception_is_named_by_its_beginning():
+    text = failure_text(ValueError("x" * 50_000))
+    assert text.startswith("ValueError: xxx")
+    assert len(text) <= MAX_TEXT + 10
+
+
 @pytest.mark.parametrize("text", ["x" * 100_000, "€" * 100_000, "\udcff" * 50_000])
 def test_a_long_text_is_cut_to_what_a_vote_takes(text: str):
     short = cut(text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 MAX_TEXT = 12_000
 """Limit in bytes for a failure's text; the coordinator keeps 16 KiB of a vote's reason."""
 MAX_HEADLINE = 2_000
-"""Bytes of these for the exception itself, which stays whole however long its traceback is."""
+"""Bytes of these for the exception itself. Its beginning stays, however long its traceback is."""
 OF_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG}
 """Errors of storage. Torch raises another error on top of them, which says nothing of a full disk."""
 
@@ -19,26 +19,26 @@ def failure_text(error: BaseException) -> str:
     """
     lines = traceback.format_exception(error)
     headline = _line(error)
-    for cause in _chain(error):
+    for cause in causes(error):
         if cause is not error and isinstance(cause, OSError) and cause.errno in OF_STORAGE:
             headline = f"{_line(cause)}; then {headline}"
             break
-    headline = cut(headline, MAX_HEADLINE)
+    headline = headline.encode("utf-8", "backslashreplace")[:MAX_HEADLINE].decode("utf-8", "ignore")
     return f"{headline}\n{cut(''.join(lines), MAX_TEXT - MAX_HEADLINE)}"
 
 
-def _line(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and those that led to it, as far as its traceback shows them."""
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, and then those that led to it, the newest first."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
         yield one
         seen.add(id(one))
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        one = one.__cause__ or one.__context__
+
+
+def _line(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def cut(text: str, limit: int = MAX_TEXT) -> str:

@@ -40,7 +40,8 @@ class Agreement:
 
     def earlier(self, settings: RendezvousSettings) -> RendezvousSettings | None:
         """Return the settings of earlier nodes that a round with these settings must wait for, if any."""
-        return self._settings if self._binds and not self._agrees(settings) else None
+        kept = self._settings
+        return kept if self._binds and kept is not None and kept.size != settings.size else None
 
     def earliest(self, settings: RendezvousSettings) -> float:
         """Return when a round with these settings may be complete, on the monotonic clock."""
@@ -62,13 +63,14 @@ class Agreement:
             is_alone: whether no other node has a place.
         """
         kept = self._settings
-        if self._binds and not self._agrees(settings):
+        if kept is not None and kept.size == settings.size:
+            if self._binds or not is_alone:  # Other nodes ask for the same, perhaps with a longer timeout.
+                settings = max(kept, settings, key=lambda one: one.keep_alive_timeout)
+        elif self._binds:
             return
-        longest = kept is not None and kept.keep_alive_timeout >= settings.keep_alive_timeout
-        if self._agrees(settings) and longest and (self._binds or not is_alone or kept == settings):
-            return
-        self._settings = settings
-        effects.records.append(AgreementRecord(self._run_id, settings))
+        if settings != kept:
+            self._settings = settings
+            effects.records.append(AgreementRecord(self._run_id, settings))
 
     def end_without(self, nodes: Sized, effects: Effects) -> None:
         """Forget the settings if no node has a place any more."""
@@ -79,9 +81,6 @@ class Agreement:
     @property
     def _binds(self) -> bool:
         return self.binds_until < math.inf
-
-    def _agrees(self, settings: RendezvousSettings) -> bool:
-        return self._settings is not None and self._settings.size == settings.size
 
 
 def nodes_that_disagree(

@@ -140,6 +140,15 @@ def test_longest_keep_alive_timeout_binds():
     assert stray.reason is Reason.SETTINGS_DIFFER
 
 
+def test_node_that_comes_back_first_does_not_shorten_the_time_of_the_others():
+    world = RendezvousWorld()
+    first = world.agent("a", nodes(3, keep_alive_timeout=1))
+    world.agent("b", nodes(3, keep_alive_timeout=60))
+    world.crash()
+    first.connect()
+    assert on_disk(world).keep_alive_timeout == 60
+
+
 def test_round_that_waits_for_earlier_nodes_says_so(world: RendezvousWorld):
     forming(world)
     world.crash()

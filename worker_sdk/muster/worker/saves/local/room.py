@@ -4,6 +4,7 @@ import errno
 import shutil
 from pathlib import Path
 
+from muster.worker.groups.reason import causes
 from muster.worker.saves.memory.staging import available_memory, fits, local_ranks
 from muster.worker.saves.storage.direct_file import file_system_of
 
@@ -50,14 +51,10 @@ def lacks_room(error: BaseException) -> bool:
 
     Torch's writer raises an error of its own while it handles that of a full disk.
     """
-    seen: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in seen:
-        if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno in NO_ROOM):
-            return True
-        seen.append(found)
-        found = found.__cause__ or found.__context__
-    return False
+    return any(
+        isinstance(one, MemoryError) or (isinstance(one, OSError) and one.errno in NO_ROOM)
+        for one in causes(error)
+    )
 
 
 def shortage(folder: Path, wanted: int) -> str:

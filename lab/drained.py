@@ -1,7 +1,7 @@
 """A small training job that is told to end: ``FOLDER MODE NUMBERS``, a rank of it under torchrun.
 
 With MODE ``point`` its ranks save at a save point. With ``slow`` they have begun a save before, whose writers
-wait for the file ``gate``. With ``alone`` each rank saves for itself when it has a signal, as scripts do: the
+wait for the file ``gate``. With ``stuck`` rank 1 hangs in its third step until that file exists. With ``alone`` each rank saves for itself when it has a signal, as scripts do: the
 control, which tears. Its state has NUMBERS of 4 bytes.
 """
 
@@ -20,6 +20,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from muster.worker import Checkpointer, SavePoint
 
 STEPS = 100_000
+STUCK_AT = 3
 NUMBERS = 1000
 """What the ranks reduce in each step."""
 
@@ -30,7 +31,7 @@ def say(folder: Path, what: str, step: int) -> None:
         file.write(f"{what} {step}\n")
 
 
-def with_point(folder: Path, numbers: int, *, slow: bool = False) -> None:
+def with_point(folder: Path, numbers: int, *, slow: bool = False, stuck: bool = False) -> None:
     """Save at one step of all ranks."""
     state = {"weights": torch.zeros(numbers)}
     checkpointer = Checkpointer(folder / "checkpoints")
@@ -40,6 +41,8 @@ def with_point(folder: Path, numbers: int, *, slow: bool = False) -> None:
         if slow:
             checkpointer.save(start, state)
         for step in range(start + 1, STEPS):
+            if stuck and step == STUCK_AT and os.environ["RANK"] == "1":
+                hang(folder, step)
             train(state["weights"])
             if point.reached(step):
                 if point.deadline is not None:
@@ -51,6 +54,18 @@ def with_point(folder: Path, numbers: int, *, slow: bool = False) -> None:
                 if point.stop:
                     break
     checkpointer.close()
+
+
+def with_a_stuck_rank(folder: Path, numbers: int) -> None:
+    """As :func:`with_point`, while one rank hangs."""
+    with_point(folder, numbers, stuck=True)
+
+
+def hang(folder: Path, step: int) -> None:
+    """Do nothing until the test goes on."""
+    say(folder, "stuck", step)
+    while not (folder / "gate").exists():
+        time.sleep(0.01)
 
 
 def with_a_slow_save(folder: Path, numbers: int) -> None:
@@ -97,7 +112,8 @@ def main() -> None:
     folder, mode, numbers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    {"point": with_point, "slow": with_a_slow_save, "alone": alone}[mode](folder, numbers)
+    modes = {"point": with_point, "slow": with_a_slow_save, "stuck": with_a_stuck_rank, "alone": alone}
+    modes[mode](folder, numbers)
     dist.destroy_process_group()
 
 

@@ -111,6 +111,25 @@ def test_ranks_know_their_node_and_how_long_they_have(tmp_path: Path, monkeypatc
         assert sum(one <= 300_000 for one in left) == RANKS
 
 
+def test_save_that_a_stuck_rank_holds_up_names_it_and_is_made_when_it_goes_on(tmp_path: Path):
+    with (
+        Coordinator(tmp_path) as coordinator,
+        job(coordinator.endpoint, tmp_path, RANKS, "stuck") as agents,
+    ):
+        log = tmp_path / "agents.log"
+        until(lambda: steps(tmp_path, "stuck"), log.read_text)
+        result = muster(coordinator, "save", "job", "--stop", "--deadline=2", "--wait=4")
+        assert result.returncode == 4, result.stderr
+        (late,) = coordinator.logged("save.late")
+        for text in (result.stderr, late["reason"], muster(coordinator, "describe", "run", "job").stdout):
+            assert "rank 1 " in text
+            assert "main thread in hang, drained.py:" in text
+        assert not steps(tmp_path, "saved")
+        (tmp_path / "gate").touch()
+        assert [agent.wait(PATIENCE) for agent in agents] == [STOPPED] * RANKS, log.read_text()
+        assert len(set(steps(tmp_path, "saved"))) == 1
+
+
 def test_a_job_that_saves_on_the_signal_alone_tears(tmp_path: Path):
     with (
         Coordinator(tmp_path) as coordinator,

@@ -235,16 +235,16 @@ def released(*words: bytes, sequence: int = 0) -> Decision:
     )
 
 
-def test_rank_continues_for_two_steps_before_it_waits():
+def test_rank_ends_the_step_it_is_in_before_it_waits():
     course = Course(2, 0)
     assert course.after(7) is Next.GO_ON
     course.promise(8)
     assert parse_vote(course.payload(asked())) == SaveVote(Phase.AGREE, 8 + AHEAD, 1, stop=False)
-    assert [course.after(step) for step in (9, 10, 11)] == [Next.GO_ON, Next.WAIT, Next.WAIT]
+    assert [course.after(step) for step in (8, 9, 10)] == [Next.GO_ON, Next.WAIT, Next.WAIT]
     course.promise(7)
-    assert course.after(10) is Next.WAIT
+    assert course.after(9) is Next.WAIT
     course.promise(9)
-    assert course.after(10) is Next.GO_ON
+    assert [course.after(step) for step in (9, 10)] == [Next.GO_ON, Next.WAIT]
 
 
 def test_ranks_agree_on_the_greatest_bound():

@@ -87,7 +87,7 @@ def failed(outcome: Outcome, sequence: int = 0) -> Decision:
 def agreed(step: int = 10) -> tuple[SavePoint, SavePointBarrier]:
     """One whose ranks are to save at a step, which this one has come to."""
     save, group = made()
-    assert not save.reached(8)
+    assert not save.reached(9)
     group.ask(ASKED)
     assert group.heard() == "agree 10 1 0"
     group.answers.put(f"agree {step} 1 0")
@@ -104,11 +104,10 @@ def test_save_point_is_silent_without_a_request():
 
 def test_save_point_answers_beside_the_main_thread_and_saves_once():
     save, group = made()
-    assert not save.reached(7)
+    assert not save.reached(8)
     group.ask(ASKED)
     # The main thread may be in a collective that the others' answers wait for.
     assert group.heard() == "agree 9 1 0"
-    assert not save.reached(8)
     group.answers.put("agree 12 1 0")
     assert not save.reached(9)
     assert not save.reached(11)
@@ -123,7 +122,7 @@ def test_save_point_answers_beside_the_main_thread_and_saves_once():
 
 def test_deadline_is_known_from_the_agreed_step_until_done(caplog: pytest.LogCaptureFixture):
     save, group = made()
-    assert not save.reached(8)
+    assert not save.reached(9)
     group.ask(replace(ASKED, deadline=time.monotonic() + 90))
     assert group.heard() == "agree 10 1 0"
     assert re.search(r"asked for by ann; (90|8\d) s left", caplog.text)
@@ -140,7 +139,7 @@ def test_deadline_is_known_from_the_agreed_step_until_done(caplog: pytest.LogCap
 
 def test_request_announced_again_is_voted_on_once():
     save, group = made()
-    assert not save.reached(8)
+    assert not save.reached(9)
     for deadline in (90.0, 60.0, 25.0):
         group.ask(replace(ASKED, deadline=deadline))
     assert group.heard() == "agree 10 1 0"
@@ -156,8 +155,8 @@ def test_save_point_answers_only_after_the_first_step():
     save, group = made()
     group.ask(ASKED)
     assert not save.reached(41)
-    assert group.heard() == "agree 43 1 0"
-    group.answers.put("agree 43 1 0")
+    assert group.heard() == "agree 42 1 0"
+    group.answers.put("agree 42 1 0")
 
 
 def test_training_stops_if_any_rank_was_asked_to_stop():
@@ -169,7 +168,7 @@ def test_training_stops_if_any_rank_was_asked_to_stop():
 
 def test_failed_agreement_is_logged_and_not_repeated(caplog: pytest.LogCaptureFixture):
     save, group = made()
-    save.reached(7)
+    save.reached(8)
     group.ask(ASKED)
     group.heard()
     group.answers.put(failed(Outcome.MEMBER_LOST))
@@ -180,7 +179,7 @@ def test_failed_agreement_is_logged_and_not_repeated(caplog: pytest.LogCaptureFi
 
 def test_unknown_outcome_is_raised_and_the_vote_repeated():
     save, group = made()
-    save.reached(7)
+    save.reached(8)
     group.ask(ASKED)
     group.answers.put(OutcomeUnknownError("away", PREFIX, 0, Outcome.UNKNOWN))
     assert [group.heard(), group.heard()] == ["agree 9 1 0"] * 2
@@ -192,7 +191,7 @@ def test_unknown_outcome_is_raised_and_the_vote_repeated():
 
 def test_evicted_rank_gets_the_refusal_at_each_call():
     save, group = made()
-    save.reached(7)
+    save.reached(8)
     group.ask(ASKED)
     group.heard()
     group.answers.put(RefusedError("rank 0 was evicted", "EVICTED"))
@@ -254,7 +253,7 @@ def test_rank_that_restarts_alone_fails_the_open_request(monkeypatch: pytest.Mon
     group.answers.put(failed(Outcome.ABORTED, 1))
     assert not save.reached(1)
     group.ask(SaveAsked(2, 2, stop=False, reason=""))
-    assert group.heard() == "agree 3 2 0"
+    assert group.heard() == "agree 2 2 0"
     assert group.skipped_to == 2
     group.answers.put(failed(Outcome.ABORTED, 2))
 

@@ -13,10 +13,10 @@ from muster.client.save_votes import Phase, SaveVote, votes_of_all
 from muster.worker.decision import Decision, Outcome
 from muster.worker.session.save_request import SaveAsked
 
-AHEAD = 2
-"""Steps that a rank continues before it waits for the others. If each step has a collective, no rank is more
-than one step ahead of another. So with one step no two ranks wait for each other; with the second, the
-decision has usually come before a rank has to wait."""
+AHEAD = 1
+"""Steps that a rank continues before it waits for the decision: the one that it is in when it hears of the
+request. No two ranks wait for each other, because a rank votes in a thread of its own. If each step has a
+collective, no rank is more than one step ahead of another. So the agreed step is two steps away at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Course:
         return self._saved_at is not None
 
     def promise(self, step: int) -> None:
-        """Let this rank pass no more than ``AHEAD`` further steps before the decision."""
+        """Let this rank end ``AHEAD`` further steps, and no more, before the decision."""
         bound = step + AHEAD
         self._bound = bound if self._bound is None else max(self._bound, bound)
 

@@ -114,7 +114,7 @@ class SavePoint:
     def reached(self, step: int) -> bool:
         """Return whether all ranks are to save now. Without a request, it only reads local memory.
 
-        With a request, it waits for the other ranks, but only when this one is two steps further.
+        With a request, it waits until the ranks have agreed on a step, which takes a round trip.
 
         Args:
             step: the step that has just ended; all ranks count alike, and upwards.

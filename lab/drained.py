@@ -1,8 +1,9 @@
 """A small training job that is told to end: ``FOLDER MODE NUMBERS``, a rank of it under torchrun.
 
 With MODE ``point`` its ranks save at a save point. With ``slow`` they have begun a save before, whose writers
-wait for the file ``gate``. With ``stuck`` rank 1 hangs in its third step until that file exists. With ``alone`` each rank saves for itself when it has a signal, as scripts do: the
-control, which tears. Its state has NUMBERS of 4 bytes.
+wait for the file ``gate``. With ``stuck`` rank 1 hangs in its third step until that file exists. With
+``alone`` each rank saves for itself when it has a signal, as scripts do: the control, which tears. Its state
+has NUMBERS of 4 bytes.
 """
 
 import os

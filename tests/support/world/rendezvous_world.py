@@ -53,7 +53,7 @@ class Stream:
 
     agent: "Agent"
     session: int
-    seats: dict[str, object]
+    memberships: dict[str, object]
     """None: an agent takes part in no barrier."""
 
     def hear(self, message: Message) -> None:

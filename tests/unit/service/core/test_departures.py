@@ -197,7 +197,7 @@ def test_restarted_job_never_fails_by_earlier_goodbyes(past, size, order, pauses
         for client, _, did in before:
             if did != "hello":
                 client.join(world_size=past_size)
-            if did == "arrive" and client.seats[CKPT].position is not None:
+            if did == "arrive" and client.memberships[CKPT].position is not None:
                 client.arrive()
         for client, how, _ in before:
             if client.session is not None:

@@ -183,7 +183,7 @@ def test_arrival_that_is_sent_twice_to_one_coordinator_changes_nothing():
 def test_absurd_wait_ends_only_its_barrier():
     world = patient(2)
     zero, one = world.ranks()
-    zero.seats[CKPT].waiting = True
+    zero.memberships[CKPT].waiting = True
     world.do(Arrive(some(zero.session), CKPT, 0, TIMEOUT, (Arrival(0),), 0.0, HUGE))
     world.tick()
     assert (zero.last.outcome, zero.last.wait) == (Outcome.TIMED_OUT, TIMEOUT)
@@ -192,7 +192,7 @@ def test_absurd_wait_ends_only_its_barrier():
 
 
 def progress(client: Client) -> list[Progress]:
-    return client.seats[CKPT].progress
+    return client.memberships[CKPT].progress
 
 
 def test_warning_comes_when_it_would_have_come():

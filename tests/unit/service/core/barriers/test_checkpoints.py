@@ -345,6 +345,6 @@ def test_report_changes_no_decision():
         one.lose_connection()
         zero.arrive(SAVE, report=report)
         world.wait(TTL + 1)
-        heard.append(zero.seats[SAVE].heard)
+        heard.append(zero.memberships[SAVE].heard)
     assert len(heard[0]) == 3
     assert heard[1] == heard[0] == heard[2]

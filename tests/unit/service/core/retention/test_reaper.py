@@ -140,7 +140,7 @@ def test_message_that_crosses_the_end_begins_nothing():
     session = some(zero.session)
     effects = Effects()
     world.coordinator.step(Forget(world.new_session(), RUN, True), world.instant, effects)
-    zero.seats[CKPT].waiting = True
+    zero.memberships[CKPT].waiting = True
     before = len(effects.records)
     zero._arrive(CKPT)
     world.do(Disconnected(session))

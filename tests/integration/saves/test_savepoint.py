@@ -70,7 +70,7 @@ def test_stopped_job_exits_with_75_and_resumes_under_its_run_id(tmp_path: Path, 
         assert all(0 < one <= PATIENCE * 1000 for one in left)
         assert " STOPPED " in muster(coordinator, "get", "runs").stdout
         assert "Stopped at step" in coordinator.get("/runs/job")[1]
-        # A late request, such as that of a batch script, does not concern the next life of the job.
+        # A late request, such as that of a batch script, does not concern the next generation of the job.
         late = muster(coordinator, "save", "job", "--stop", f"--wait={PATIENCE}")
         assert "done by all ranks" in late.stdout
 

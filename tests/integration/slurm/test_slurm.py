@@ -61,22 +61,22 @@ class Job:
         """The names of its nodes."""
         return set(self.slurm.call("scontrol", "show", "hostnames", self.state["NodeList"]).split())
 
-    def began(self, life: int) -> list[int]:
-        """Wait until all ranks train in a life of the job, counted from 0.
+    def began(self, generation: int) -> list[int]:
+        """Wait until all ranks train in a generation of the job, counted from 0.
 
         Returns:
             The step of each rank from which it went on.
         """
-        until(lambda: len(told(self.folder, RANKS, "began")) == RANKS * (life + 1), self.story)
-        return [steps[life] for steps in (told_by(self.folder, rank, "began") for rank in range(RANKS))]
+        until(lambda: len(told(self.folder, RANKS, "began")) == RANKS * (generation + 1), self.story)
+        return [steps[generation] for steps in (told_by(self.folder, rank, "began") for rank in range(RANKS))]
 
     def requeued(self, restarts: int = 1) -> None:
         """Wait until Slurm has put it back into the queue."""
         until(lambda: self.state["Restarts"] == str(restarts), self.story)
 
-    def saved(self, life: int = 0) -> int:
-        """Return the one step at which all ranks have saved in a life."""
-        (step,) = {told_by(self.folder, rank, "saved")[life] for rank in range(RANKS)}
+    def saved(self, generation: int = 0) -> int:
+        """Return the one step at which all ranks have saved in a generation."""
+        (step,) = {told_by(self.folder, rank, "saved")[generation] for rank in range(RANKS)}
         return step
 
     def finish(self) -> None:
@@ -134,7 +134,7 @@ def limited(slurm: Slurm, shared: Coordinator, tmp_path_factory: pytest.TempPath
     options = ["--array=3", "--partition=high"]
     job = Job(slurm, folder, "ranks.sbatch", *options, MUSTER_ENDPOINT=shared.endpoint, RUN_PREFIX="team-a.")
     job.began(0)
-    # Held, it does not start its next life before its test lets it.
+    # Held, it does not start its next generation before its test lets it.
     slurm.call("scontrol", "update", f"JobId={job.id}", "TimeLimit=2", "Priority=0")
     return job
 

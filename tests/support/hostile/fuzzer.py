@@ -336,9 +336,9 @@ class Script:
         """One that is welcome, as far as it depends on itself."""
         chance = self._chance
         # Now and then a process that is there already, whose other stream then ends.
-        life = chance.randrange(8) if chance.random() < 0.1 else chance.randrange(10**9)
+        number = chance.randrange(8) if chance.random() < 0.1 else chance.randrange(10**9)
         processes = [
-            session_pb2.Process(rank=rank, incarnation=f"life-{life}", host="fuzz", pid=rank)
+            session_pb2.Process(rank=rank, incarnation=f"process-{number}", host="fuzz", pid=rank)
             for rank in ranks
         ]
         run_id, generation = f"{chance.choice(RUNS)}-{self._suffix}", 0

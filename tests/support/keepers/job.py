@@ -413,7 +413,7 @@ class Job:
             assert [type(one) for one in self.step(event)] == [LocalCommitted]
 
     def commit(self, checkpoint: LocalCheckpoint, wanted: Level = Level.LOCAL) -> None:
-        """Rank 0 commits a checkpoint, or a process of an earlier life of the job does."""
+        """Rank 0 commits a checkpoint, or a process of an earlier generation does."""
         session = next(self._ids)
         newest = self.rules.newest
         self._committing[session] = checkpoint, wanted

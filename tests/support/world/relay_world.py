@@ -395,11 +395,11 @@ class World:
         self.decided: dict[tuple[str, int], int] = {}
         """The coordinator's own outcomes."""
         self._last_session = 0
-        self._last_life = 0
+        self._last_incarnation = 0
 
     def worker(self, rank: int, prefix: str, via: RelayNode | None) -> Worker:
-        self._last_life += 1
-        worker = Worker(self, rank, f"life-{self._last_life}", prefix)
+        self._last_incarnation += 1
+        worker = Worker(self, rank, f"process-{self._last_incarnation}", prefix)
         self.workers.append(worker)
         worker.connect(via)
         return worker

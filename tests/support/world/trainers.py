@@ -16,7 +16,7 @@ class Trainer:
     Args:
         world: the coordinator, and the network.
         rank: its own.
-        generation: the life of the job.
+        generation: the generation of the job.
         start: the step that it begins after.
     """
 

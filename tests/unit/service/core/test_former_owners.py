@@ -173,7 +173,7 @@ def answers_of_calls(world, rank, count):
 
 
 def fail_alone(world, rank):
-    """A new process of a rank begins another life, in which one barrier times out."""
+    """A new process of a rank begins another membership, in which one barrier times out."""
     alone = world.start(rank)
     alone.arrive(timeout=1.0)
     world.wait(2.0)

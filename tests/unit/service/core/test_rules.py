@@ -167,7 +167,7 @@ class Job(CheckedJob):
 
     @rule(rank=index, fails=st.integers(0, 2))
     def callers_are_away_for_long(self, rank: int, fails: int) -> None:
-        """They arrive together, and everyone leaves; others begin lives alone before they call again."""
+        """They arrive together, and all leave. Others begin memberships alone before they call again."""
         for one in range(self.world.world_size):
             self.call(one, False, 300.0, True)
         self.everyone_is_lost()

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from lab.drain import job, told
+from lab.drain import job, reported_steps
 from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator
@@ -21,7 +21,7 @@ RANKS = 4
 
 
 def steps(folder: Path, what: str) -> list[int]:
-    return told(folder, RANKS, what)
+    return reported_steps(folder, RANKS, what)
 
 
 def muster(coordinator: Coordinator, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -389,7 +389,7 @@ class World:
         self.relays = [first, RelayNode(self, "node-1:1", None), RelayNode(self, "node-2:1", first)]
         self.arrived: dict[tuple[str, int], set[str]] = {}
         """The incarnations that have sent an arrival, by group and sequence."""
-        self.told: dict[tuple[str, int], common_pb2.Decision] = {}
+        self.decisions: dict[tuple[str, int], common_pb2.Decision] = {}
         self.released: dict[tuple[str, int, int], str] = {}
         """Which incarnation was told of a release, by group, sequence and rank."""
         self.decided: dict[tuple[str, int], int] = {}
@@ -449,7 +449,7 @@ class World:
         key = decision.prefix, decision.sequence
         assert decision.prefix == worker.prefix
         assert self.decided[key] == decision.outcome, "told what was not decided"
-        before = self.told.setdefault(key, decision)
+        before = self.decisions.setdefault(key, decision)
         assert before.message == decision.message, "invariant 1 (one decision per barrier): there are two"
         if decision.outcome == common_pb2.OUTCOME_RELEASED:
             incarnation = worker.process.incarnation

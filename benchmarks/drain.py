@@ -14,7 +14,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from lab.drain import job, told
+from lab.drain import job, reported_steps
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import MUSTER, Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
@@ -52,7 +52,7 @@ def drained(folder: Path, gib: float) -> str:
         Coordinator(folder) as coordinator,
         job(coordinator.endpoint, folder, RANKS, numbers=numbers, grace=GRACE - 5.0) as (first, *_),
     ):
-        until(lambda: len(told(folder, RANKS, "began")) == RANKS)
+        until(lambda: len(reported_steps(folder, RANKS, "began")) == RANKS)
         time.sleep(2.0)  # Into its training.
         began = time.time()
         first.send_signal(signal.SIGTERM)
@@ -66,7 +66,7 @@ def drained(folder: Path, gib: float) -> str:
             check=True,
         )
         save = json.loads(shown.stdout)["run"]["save"]
-    saved = told(folder, RANKS, "saved")
+    saved = reported_steps(folder, RANKS, "saved")
     last = CheckpointDirectory(folder / "checkpoints").latest()
     assert last is not None
     assert saved == [last.step] * RANKS, saved

@@ -56,7 +56,7 @@ def job(
             agent.wait(PATIENCE)
 
 
-def told(folder: Path, ranks: int, what: str) -> list[int]:
+def reported_steps(folder: Path, ranks: int, what: str) -> list[int]:
     """At which steps ranks did something, in order of rank."""
     found = []
     for rank in range(ranks):

@@ -85,16 +85,16 @@ def with_a_slow_save(folder: Path, numbers: int) -> None:
 
 def alone(folder: Path, numbers: int) -> None:
     """Save on the signal alone."""
-    told: list[int] = []
+    signals: list[int] = []
 
     def tell(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+        signals.append(number)
 
     signal.signal(signal.SIGTERM, tell)
     say(folder, "began", 0)
     weights = torch.zeros(numbers)
     for step in range(1, STEPS):
-        if told:
+        if signals:
             say(folder, "saved", step)
             break
         train(weights)

@@ -51,20 +51,20 @@ class ReplaceableJob(Job):
         until(lambda: self._trained(round) >= steps, lambda: f"it does not train:\n{self.said()}")
 
     def _trained(self, least: int) -> int:
-        told = read(self.folder)
-        rounds = [number for number in told if number >= least]
+        logs = read(self.folder)
+        rounds = [number for number in logs if number >= least]
         return max(
             (
-                min(len(rank.trained) for rank in told[number].values())
+                min(len(rank.trained) for rank in logs[number].values())
                 for number in rounds
-                if len(told[number]) == self.nodes
+                if len(logs[number]) == self.nodes
             ),
             default=0,
         )
 
 
 @dataclass
-class Told:
+class RankLog:
     """The lines of one rank in one round."""
 
     began: int | None = None
@@ -73,12 +73,12 @@ class Told:
     wrong: list[int] = field(default_factory=list)
 
 
-def read(folder: Path) -> dict[int, dict[int, Told]]:
+def read(folder: Path) -> dict[int, dict[int, RankLog]]:
     """Return what the ranks told, by round and rank."""
-    told: dict[int, dict[int, Told]] = defaultdict(dict)
+    logs: dict[int, dict[int, RankLog]] = defaultdict(dict)
     for path in sorted(folder.glob("lines-*")):
         _, round, rank = path.name.split("-")
-        mine = told[int(round)][int(rank)] = Told()
+        mine = logs[int(round)][int(rank)] = RankLog()
         text = path.read_text()
         for line in text[: text.rfind("\n") + 1].splitlines():
             what, step = line.split()
@@ -86,7 +86,7 @@ def read(folder: Path) -> dict[int, dict[int, Told]]:
                 mine.began = int(step)
             else:
                 list[int].append(getattr(mine, what), int(step))
-    return dict(told)
+    return dict(logs)
 
 
 @dataclass
@@ -108,22 +108,20 @@ def judge(folder: Path) -> Verdict:
     last = committed = 0
     for round, ranks in sorted(read(folder).items()):
         wrong += [
-            f"round {round}, rank {rank}: step {s} is wrong"
-            for rank, told in ranks.items()
-            for s in told.wrong
+            f"round {round}, rank {rank}: step {s} is wrong" for rank, log in ranks.items() for s in log.wrong
         ]
-        starts = {told.began for told in ranks.values() if told.began is not None}
+        starts = {log.began for log in ranks.values() if log.began is not None}
         if len(starts) > 1:
             wrong.append(f"round {round}: its ranks began at {sorted(starts)}")
         if starts and min(starts) < committed:
             wrong.append(f"round {round}: it began at {min(starts)}, and {committed} was committed")
-        for rank, told in ranks.items():
-            start = told.began or 0
-            if told.trained != list(range(start + 1, start + 1 + len(told.trained))):
+        for rank, log in ranks.items():
+            start = log.began or 0
+            if log.trained != list(range(start + 1, start + 1 + len(log.trained))):
                 wrong.append(f"round {round}, rank {rank}: its steps have a gap after {start}")
-        trained = max((told.trained[-1] for told in ranks.values() if told.trained), default=0)
+        trained = max((log.trained[-1] for log in ranks.values() if log.trained), default=0)
         again[round] = max(0, last - min(starts)) if starts else 0
-        committed = max([committed, *(step for told in ranks.values() for step in told.saved)])
+        committed = max([committed, *(step for log in ranks.values() for step in log.saved)])
         last = max(last, trained)
     return Verdict(wrong, last, again)
 

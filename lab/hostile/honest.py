@@ -164,8 +164,8 @@ def visitor(endpoint: str, relay: str, http_port: str, within: str, folder: str)
             calls += 1
             longest = max(longest, time.monotonic() - began)
             time.sleep(PERIOD)
-    told = {"calls": calls, "longest": longest, "failed": failed}
-    Path(folder, "visitor.json").write_text(json.dumps(told))
+    report = {"calls": calls, "longest": longest, "failed": failed}
+    Path(folder, "visitor.json").write_text(json.dumps(report))
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {"rank": rank, "visitor": visitor}

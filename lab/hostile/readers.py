@@ -20,13 +20,13 @@ GATHERED = 4
 async def unread_gathers(attacker: Attacker) -> None:
     """Row 11: 40 barriers that gather 4 MiB each, on streams that are not read."""
     channel = attacker.channel()
-    life = time.monotonic_ns()
+    started = time.monotonic_ns()
 
     async def arrive(rank: int) -> None:
         stream = attacker.session(channel, attacker.target.stranger)
 
         async def say() -> None:
-            await stream.write(hello(f"{OWN_RUN}.gathers-{life}", rank=rank))
+            await stream.write(hello(f"{OWN_RUN}.gathers-{started}", rank=rank))
             join = session_pb2.JoinGroup(prefix="p", world_size=GATHERED)
             await stream.write(session_pb2.ConnectRequest(join_group=join).SerializeToString())
             for sequence in range(40):

@@ -416,9 +416,9 @@ def _judge_ranks(account: Account, folder: Path) -> None:
         if not path.exists():
             account.wrong.append(f"rank {rank} has ended: {_last_words(folder / f'rank-{rank}.log')}")
             continue
-        told = json.loads(path.read_text())
-        account.warnings += told["warnings"]
-        for sequence, began, ended, outcome in told["seen"]:
+        report = json.loads(path.read_text())
+        account.warnings += report["warnings"]
+        for sequence, began, ended, outcome in report["seen"]:
             account.outcomes[outcome.partition(":")[0]] += 1
             if outcome != "RELEASED":
                 account.wrong.append(f"rank {rank} heard of #{sequence}: {outcome}")
@@ -435,10 +435,10 @@ def _judge_visitor(account: Account, folder: Path) -> None:
     if not path.exists():
         account.wrong.append(f"the visitor has ended: {_last_words(folder / 'visitor.log')}")
         return
-    told = json.loads(path.read_text())
-    account.visits, account.longest_visit = told["calls"], told["longest"]
-    account.failed_visits = told["failed"]
-    account.wrong += [f"a visitor was refused: {one}" for one in told["failed"]]
+    report = json.loads(path.read_text())
+    account.visits, account.longest_visit = report["calls"], report["longest"]
+    account.failed_visits = report["failed"]
+    account.wrong += [f"a visitor was refused: {one}" for one in report["failed"]]
 
 
 def _judge_logs(account: Account, coordinator: Coordinator, relay: Relay) -> None:

@@ -72,7 +72,7 @@ class Replica:
             return False
         return (status, text) == (200, "ok\n")
 
-    def told(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """What a standby's page says, for programs."""
         found = json.loads(self.coordinator.get("/status.json")[1])
         assert isinstance(found, dict)

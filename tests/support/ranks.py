@@ -178,13 +178,13 @@ class _Worker:
         """Execute one barrier."""
         try:
             barrier = self._barrier(prefix, timeout, **more)
-            life, sequence = self._remember_arrival(barrier, payload)
+            process, sequence = self._remember_arrival(barrier, payload)
             decision = barrier.vote(failure, timeout, payload)
         except Exception as error:
             return _heard(error)
         self._remember(
             history.Heard(
-                life,
+                process,
                 prefix,
                 sequence,
                 decision.outcome.name,
@@ -201,10 +201,10 @@ class _Worker:
             tuple(payload for _, payload in sorted(decision.payloads.items())),
         )
 
-    def _remember_arrival(self, barrier: Any, payload: bytes) -> tuple[history.Life, int]:
+    def _remember_arrival(self, barrier: Any, payload: bytes) -> tuple[history.RankProcess, int]:
         session, prefix = barrier._session, barrier.prefix
         who = self.identity
-        life = history.Life(
+        process = history.RankProcess(
             who.run_id,
             who.rank,
             session._dialogue.process.incarnation,
@@ -214,9 +214,9 @@ class _Worker:
         sequence = barrier.sequence
         if prefix not in self.joined:
             self.joined.add(prefix)
-            self._remember(history.Joined(life, prefix, sequence, tuple(barrier._ranks)))
-        self._remember(history.Arrived(life, prefix, sequence, payload.decode()))
-        return life, sequence
+            self._remember(history.Joined(process, prefix, sequence, tuple(barrier._ranks)))
+        self._remember(history.Arrived(process, prefix, sequence, payload.decode()))
+        return process, sequence
 
     def _remember(self, event: history.Event) -> None:
         self.events.append((time.monotonic(), event))

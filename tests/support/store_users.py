@@ -28,9 +28,9 @@ def train(rank: int, world_size: int, endpoint: str, init_method: str | None, st
 
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
-    for life in range(2):
+    for turn in range(2):
         if init_method is None:
-            store = dist.PrefixStore(f"life{life}", CoordinatorStore(endpoint, "train", TIMEOUT))
+            store = dist.PrefixStore(f"turn{turn}", CoordinatorStore(endpoint, "train", TIMEOUT))
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
             del store
         else:

@@ -11,7 +11,7 @@ from lab.processes import agents
 from lab.processes.coordinator import Coordinator
 from lab.processes.fork_server import LONGEST_NAME
 from muster.checkpoint.committed import MARKER
-from tests.support.jobs.lives import FRAMEWORKS
+from tests.support.jobs.generations import FRAMEWORKS
 from tests.support.saves.child_processes import children_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

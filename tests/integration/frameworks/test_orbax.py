@@ -7,7 +7,7 @@ import pytest
 from lab.patience import until
 from lab.processes.coordinator import Coordinator
 from tests.support.jobs.fault import FAULTY, SAVES
-from tests.support.jobs.lives import RANKS, Life
+from tests.support.jobs.generations import RANKS, JobGeneration
 
 WHOLE = [
     "saved 1",
@@ -19,25 +19,25 @@ WHOLE = [
 
 
 class Job:
-    """A job: its lives."""
+    """A job: its generations."""
 
     def __init__(self, coordinator: Coordinator, folder: Path) -> None:
         self._coordinator, self._folder = coordinator, folder
 
-    def live(self, number: int, *arguments: str) -> Life:
-        return Life(
+    def start(self, number: int, *arguments: str) -> JobGeneration:
+        return JobGeneration(
             self._coordinator, "orbax_job", self._folder, number, str(self._folder / "out"), *arguments
         )
 
 
-def said_by(life: Life, rank: int) -> list[str]:
+def said_by(generation: JobGeneration, rank: int) -> list[str]:
     """What a process said, without what Gloo says."""
-    return [line for line in life.said(rank) if not line.startswith("[Gloo]")]
+    return [line for line in generation.said(rank) if not line.startswith("[Gloo]")]
 
 
-def speaks(life: Life) -> None:
+def wait_for_output(generation: JobGeneration) -> None:
     """Wait for its first word."""
-    until(lambda: said_by(life, 0), lambda: life.logged(0))
+    until(lambda: said_by(generation, 0), lambda: generation.logged(0))
 
 
 def test_killed_process_is_named_and_the_previous_save_is_resumed(tmp_path: Path, thorough: bool):
@@ -47,20 +47,20 @@ def test_killed_process_is_named_and_the_previous_save_is_resumed(tmp_path: Path
             (folder := tmp_path / f"{mode}-{when}").mkdir()
             with Coordinator(folder, session_ttl=2.0) as coordinator:
                 job = Job(coordinator, folder)
-                life = job.live(0, mode, "1", "kill", when)
-                life.end()
-                said = said_by(life, 0)
-                assert said[:2] == ["saved 1", "saved 2"], life.logged(0)
-                assert said[2].startswith(f"failed {FAULTY} MemberLostError "), (said, life.logged(0))
+                generation = job.start(0, mode, "1", "kill", when)
+                generation.end()
+                said = said_by(generation, 0)
+                assert said[:2] == ["saved 1", "saved 2"], generation.logged(0)
+                assert said[2].startswith(f"failed {FAULTY} MemberLostError "), (said, generation.logged(0))
                 assert "lost rank 1 (" in said[2]
-                assert f"pid {life.ranks[1].pid}" in said[2]
+                assert f"pid {generation.ranks[1].pid}" in said[2]
                 if thorough or when == "writing":
-                    life = job.live(1, mode)
-                    life.end()
+                    generation = job.start(1, mode)
+                    generation.end()
                     for rank in range(RANKS):
-                        said = said_by(life, rank)
-                        assert said[0] == f"resumed {FAULTY - 1}", (said, life.logged(rank))
-                        assert said[-1] == f"ended {2 * SAVES}", (said, life.logged(rank))
+                        said = said_by(generation, rank)
+                        assert said[0] == f"resumed {FAULTY - 1}", (said, generation.logged(rank))
+                        assert said[-1] == f"ended {2 * SAVES}", (said, generation.logged(rank))
 
 
 @pytest.mark.parametrize(("mode", "first"), [("committed", 0), ("checkpointer", 1)])
@@ -71,26 +71,26 @@ def test_process_that_raises_fails_the_save_for_all_and_all_train_on(
     for who, when in cases if thorough else cases[:1]:
         (folder := tmp_path / f"{who}-{when}").mkdir()
         with Coordinator(folder) as coordinator:
-            life = Job(coordinator, folder).live(0, mode, str(who), "raise", when)
-            speaks(life)
+            generation = Job(coordinator, folder).start(0, mode, str(who), "raise", when)
+            wait_for_output(generation)
             coordinator.kill()  # In the midst of its saves.
             coordinator.start()
-            life.end()
+            generation.end()
             for rank in range(RANKS):
-                said = said_by(life, rank)
+                said = said_by(generation, rank)
                 failed = said.pop(2)
-                assert failed.startswith("failed "), (said, life.logged(rank))
+                assert failed.startswith("failed "), (said, generation.logged(rank))
                 assert "No space left on device" in failed
-                assert said == WHOLE, life.logged(rank)
+                assert said == WHOLE, generation.logged(rank)
 
 
 def test_ranks_wait_for_the_timeout_without_a_reason_in_plain_mode(tmp_path: Path):
     with Coordinator(tmp_path) as coordinator:
-        life = Job(coordinator, tmp_path).live(0, "plain", "1", "raise", "writing")
-        life.end()
+        generation = Job(coordinator, tmp_path).start(0, "plain", "1", "raise", "writing")
+        generation.end()
         for rank in range(RANKS):
-            said = said_by(life, rank)
-            assert len(said) == 3, f"{said}\n{life.logged(rank)}"
-            assert "DEADLINE_EXCEEDED" in said[2], life.logged(rank)
+            said = said_by(generation, rank)
+            assert len(said) == 3, f"{said}\n{generation.logged(rank)}"
+            assert "DEADLINE_EXCEEDED" in said[2], generation.logged(rank)
             assert "No space left on device" not in said[2]
-        assert "No space left on device" not in life.logged(0)
+        assert "No space left on device" not in generation.logged(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lab.processes.coordinator import Coordinator
-from tests.support.jobs.lives import RANKS, Life
+from tests.support.jobs.generations import RANKS, JobGeneration
 
 FAULTY, SAVES = 3, 5
 """As the ranks have them, whose module imports all three frameworks."""
@@ -24,12 +24,12 @@ def test_a_rank_that_is_killed_tears_no_shards_apart(
     for when in ("writing", "after") if thorough else ("writing",):
         (folder := tmp_path / when).mkdir()
         with Coordinator(folder, session_ttl=2.0) as coordinator:
-            lives = []
+            generations = []
             for number, fault in enumerate((("1", "kill", when), ())):
                 arguments = (str(folder / "out"), "committed", kind, sharding, *fault)
-                lives.append(Life(coordinator, "sharded_job", folder, number, *arguments))
-                lives[-1].end()
-            first, second = lives
+                generations.append(JobGeneration(coordinator, "sharded_job", folder, number, *arguments))
+                generations[-1].end()
+            first, second = generations
             for rank in range(RANKS):
                 saved = [line for line in first.said(rank) if line.startswith("saved")]
                 assert saved == [f"saved {step}" for step in range(1, FAULTY)], first.logged(rank)

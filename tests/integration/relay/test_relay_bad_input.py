@@ -171,9 +171,9 @@ def test_bad_messages_end_no_other_ranks_stream(tmp_path: Path, thorough: bool):
         everyone(job)
         command = [sys.executable, "-m", "tests.support.hostile.fuzzer", relay.listen, "20", str(messages)]
         fuzzer = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=2 * PATIENCE, check=True)
-        told = json.loads(fuzzer.stdout.splitlines()[-1])
-        assert not told["wrong"], next(iter(told["wrong"].items()))
-        assert told["answers"][SESSION].keys() >= GOOD
+        report = json.loads(fuzzer.stdout.splitlines()[-1])
+        assert not report["wrong"], next(iter(report["wrong"].items()))
+        assert report["answers"][SESSION].keys() >= GOOD
         assert [one.outcome for one in everyone(job)] == ["RELEASED"] * 2
         assert [one.ask("logged") for one in job] == [[], []]
         everyone(job, "goodbye")

@@ -1,4 +1,4 @@
-"""A relay's stream to a real coordinator: what becomes of one rank is nothing to the others."""
+"""A relay's stream to a real coordinator: the end of one rank does not affect the others."""
 
 import queue
 from collections.abc import Iterator
@@ -42,12 +42,14 @@ class RelayStream:
     def hear(self) -> session_pb2.ConnectResponse:
         return next(self._heard)
 
-    def enter(self, *ranks: int, life: str = "a", ordinals: dict[int, int] | None = None) -> dict[int, int]:
-        """Let processes of these ranks in. Returns their ordinals."""
+    def add_processes(
+        self, *ranks: int, name: str = "a", ordinals: dict[int, int] | None = None
+    ) -> dict[int, int]:
+        """Add processes of these ranks. Returns their ordinals."""
         known = ordinals or {}
         processes = [
             session_pb2.Process(
-                rank=rank, incarnation=f"{life}-{rank}", host="node-0", pid=1, ordinal=known.get(rank, 0)
+                rank=rank, incarnation=f"{name}-{rank}", host="node-0", pid=1, ordinal=known.get(rank, 0)
             )
             for rank in ranks
         ]
@@ -83,35 +85,35 @@ def muster(coordinator: Coordinator, *arguments: str) -> str:
     return done.stdout
 
 
-def test_one_rank_is_evicted_and_another_process_of_it_enters(coordinator: Coordinator):
-    line = RelayStream(coordinator)
-    line.enter(0, 1, 2, 3)
+def test_new_process_of_an_evicted_rank_is_added(coordinator: Coordinator):
+    stream = RelayStream(coordinator)
+    stream.add_processes(0, 1, 2, 3)
     shown = muster(coordinator, "get", "members", "job1", "-o", "wide")
     assert shown.count(RELAY) == 4
     assert f"Relay:        {RELAY}" in muster(coordinator, "describe", "member", "job1", "2")
     muster(coordinator, "evict", "job1", "2", "--reason", "a broken GPU")
-    refusal, info = line.hear().refusal, ErrorInfo()
+    refusal, info = stream.hear().refusal, ErrorInfo()
     assert refusal.error_info.Unpack(info)
     assert (info.reason, refusal.prefix, refusal.rank) == ("EVICTED", "", 2)
-    line.enter(2, life="b")
-    line.arrive(0, 1, 2, 3)
-    assert line.decision() == (common_pb2.OUTCOME_RELEASED, [0, 1, 2, 3])
-    line.close()
+    stream.add_processes(2, name="b")
+    stream.arrive(0, 1, 2, 3)
+    assert stream.decision() == (common_pb2.OUTCOME_RELEASED, [0, 1, 2, 3])
+    stream.close()
 
 
-def test_a_coordinator_is_killed_and_a_line_comes_back_to_the_same_answers(coordinator: Coordinator):
-    line = RelayStream(coordinator)
-    ordinals = line.enter(0, 1, 2, 3)
-    line.arrive(0, 1, 2, 3)
-    assert line.decision() == (common_pb2.OUTCOME_RELEASED, [0, 1, 2, 3])
-    line.arrive(0, 1, sequence=1)
+def test_returning_relay_stream_gets_the_same_answers_after_a_kill(coordinator: Coordinator):
+    stream = RelayStream(coordinator)
+    ordinals = stream.add_processes(0, 1, 2, 3)
+    stream.arrive(0, 1, 2, 3)
+    assert stream.decision() == (common_pb2.OUTCOME_RELEASED, [0, 1, 2, 3])
+    stream.arrive(0, 1, sequence=1)
     coordinator.kill()
     with pytest.raises(grpc.RpcError):
-        line.hear()
-    line.close()
+        stream.hear()
+    stream.close()
     coordinator.start()
     again = RelayStream(coordinator)
-    assert again.enter(0, 1, 2, ordinals=ordinals) == {rank: ordinals[rank] for rank in range(3)}
+    assert again.add_processes(0, 1, 2, ordinals=ordinals) == {rank: ordinals[rank] for rank in range(3)}
     again.arrive(0, 2)
     assert again.decision() == (common_pb2.OUTCOME_RELEASED, [0, 2])
     again.arrive(0, 1, 2, sequence=1)
@@ -121,10 +123,10 @@ def test_a_coordinator_is_killed_and_a_line_comes_back_to_the_same_answers(coord
 
 def test_ranks_of_a_broken_relay_stream_are_lost_unless_they_return(coordinator: Coordinator):
     first, second = RelayStream(coordinator), RelayStream(coordinator)
-    ordinals = first.enter(0, 1)
-    second.enter(2, 3)
+    ordinals = first.add_processes(0, 1)
+    second.add_processes(2, 3)
     first.close()
-    second.enter(0, ordinals=ordinals)
+    second.add_processes(0, ordinals=ordinals)
     second.arrive(2, 3)
     assert second.decision() == (common_pb2.OUTCOME_MEMBER_LOST, [2, 3])
     with grpc.insecure_channel(coordinator.endpoint) as channel:

@@ -19,7 +19,7 @@ barrier = GrpcBarrier(barrier_prefix="checkpoint", timeout_secs=60)
 restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 assert len(barrier.gather(b"x")) == 2
 if restarts == 0 and barrier.rank == 1:
-    sys.exit("this rank fails in its first life")
+    sys.exit("this rank fails in its first generation")
 barrier.execute_barrier()
 print("rank", barrier.rank, "passed", barrier.sequence, "barriers", flush=True)
 """

@@ -83,7 +83,7 @@ def test_one_replica_leads_and_the_others_name_it(three: Replicas):
         assert info.metadata["replicas"].split(",") == everyone
         assert standby.coordinator.get("/healthz") == (200, "ok\n")
         assert standby.coordinator.get("/readyz") == (200, "ok: standing by\n")
-        assert standby.told()["leader"] == leader.endpoint
+        assert standby.status()["leader"] == leader.endpoint
         page = standby.coordinator.get("/")[1]
         assert f"<code>{leader.endpoint}</code> leads" in page
         metrics = standby.coordinator.get("/metrics")[1]
@@ -104,7 +104,7 @@ def test_when_the_leader_is_killed_another_one_leads(three: Replicas):
     second = three.leader()
     assert status(second).epoch == 2
     first.coordinator.start()
-    until(lambda: first.told()["leader"] == second.endpoint, "who comes back does not know who leads")
+    until(lambda: first.status()["leader"] == second.endpoint, "who comes back does not know who leads")
     standby = next(one for one in three.standbys() if one is not first)
     assert "muster_leader_changes_total 1.0" in standby.coordinator.get("/metrics")[1]
 

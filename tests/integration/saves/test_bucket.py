@@ -108,7 +108,7 @@ def test_bucket_checkpoints_are_whole_after_any_kill_or_request_error(tmp_path: 
     chaos.run(tmp_path)
     print(chaos.account())
     assert chaos.wrong == []
-    assert len(chaos.told("scheduled")) >= saves
+    assert len(chaos.saves_with("scheduled")) >= saves
     assert len(chaos.committed) >= saves / 3
     assert chaos.injected["rank killed"] >= 1
     assert chaos.injected["child killed"] >= 2

@@ -40,7 +40,7 @@ from muster.worker.saves import Checkpointer
 from tests.support.crashes.power_loss import History, Image
 from tests.support.crashes.power_loss_job import LAST, RUN, STEPS
 from tests.support.crashes.syscalls import Recording
-from tests.support.jobs.lives import TRANSFORMERS
+from tests.support.jobs.generations import TRANSFORMERS
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.support.saves.save_history import weight_at
 

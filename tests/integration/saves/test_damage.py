@@ -49,8 +49,8 @@ def test_ranks_resume_from_an_older_checkpoint_if_the_newest_is_damaged(
         assert whole.resume(1, loads, world_size) == [Resumed(NEWEST)] * loads, "a false alarm"
         job = whole.copy(tmp_path / f"damaged-{number}")
         done = injection.inject(job, NEWEST, OLDER)
-        for life in (2, 3):
-            assert job.resume(life, loads, world_size) == [Resumed(OLDER)] * loads, (life, done)
+        for generation in (2, 3):
+            assert job.resume(generation, loads, world_size) == [Resumed(OLDER)] * loads, (generation, done)
         if number % 6 == 0:
             job.save(4, world_size, [NEWEST], version=1)
             assert job.resume(5, loads, world_size) == [Resumed(NEWEST, version=1)] * loads, done
@@ -77,8 +77,8 @@ def test_damage_of_the_only_checkpoint_is_an_error_on_all_ranks(tmp_path: Path, 
         # A bucket's save without a verdict is one that was never committed.
         uncommitted = (place, injection.target, injection.kind) == ("bucket", "marker", "drop")
         expected = Resumed(None, error="" if uncommitted else "CorruptCheckpointError")
-        for life in (2, 3):
-            assert job.resume(life, 2, 2) == [expected] * 2, (life, done)
+        for generation in (2, 3):
+            assert job.resume(generation, 2, 2) == [expected] * 2, (generation, done)
 
 
 @pytest.mark.timeout(900)
@@ -98,8 +98,8 @@ def test_ranks_resume_from_the_last_undamaged_checkpoint(tmp_path: Path, place: 
             Injection(chance.choice(TARGETS), chance.choice(kinds), number).inject(job, step, step)
         left = [step for step in steps if step not in damaged]
         expected = Resumed(left[-1]) if left else Resumed(None, error="CorruptCheckpointError")
-        for life in (2, 3):
-            assert job.resume(life, 2, 2) == [expected] * 2, (life, damaged)
+        for generation in (2, 3):
+            assert job.resume(generation, 2, 2) == [expected] * 2, (generation, damaged)
 
 
 # ---------------------------------------------------------------------- storage that fails

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from lab.drain import job, told
+from lab.drain import job, reported_steps
 from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator
@@ -21,7 +21,7 @@ RANKS = 4
 
 
 def steps(folder: Path, what: str) -> list[int]:
-    return told(folder, RANKS, what)
+    return reported_steps(folder, RANKS, what)
 
 
 def muster(coordinator: Coordinator, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,7 +70,7 @@ def test_stopped_job_exits_with_75_and_resumes_under_its_run_id(tmp_path: Path, 
         assert all(0 < one <= PATIENCE * 1000 for one in left)
         assert " STOPPED " in muster(coordinator, "get", "runs").stdout
         assert "Stopped at step" in coordinator.get("/runs/job")[1]
-        # A late request, such as that of a batch script, does not concern the next life of the job.
+        # A late request, such as that of a batch script, does not concern the next generation of the job.
         late = muster(coordinator, "save", "job", "--stop", f"--wait={PATIENCE}")
         assert "done by all ranks" in late.stdout
 

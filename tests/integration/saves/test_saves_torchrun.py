@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.drain import job, told
+from lab.drain import job, reported_steps
 from lab.patience import until
 from lab.processes.coordinator import Coordinator
 from muster.checkpoint.directory import CheckpointDirectory
@@ -18,9 +18,9 @@ def test_checkpoints_are_whole_and_training_resumes_after_any_kill(tmp_path: Pat
     chaos = SaveChaos(seed=4, saves=saves, rank_every=(25, 35), coordinator_every=60).run(tmp_path)
     print(chaos.account())
     assert chaos.wrong == []
-    assert len(chaos.told("scheduled")) >= saves
+    assert len(chaos.saves_with("scheduled")) >= saves
     assert len(chaos.committed) >= saves / 3
-    assert len(chaos.told("failed")) >= 3
+    assert len(chaos.saves_with("failed")) >= 3
     assert len(chaos.resumed()) >= chaos.injected["rank killed"] >= 2
     assert chaos.injected["child killed"] >= 3
     assert chaos.injected["coordinator killed"] == 1
@@ -31,7 +31,7 @@ def test_a_caller_that_ignores_exit_codes_is_caught(tmp_path: Path):
     chaos = SaveChaos(seed=5, saves=60, kind="blind", ranks=1, child_odds=0.9, rank_every=()).run(tmp_path)
     print(chaos.account())
     assert chaos.injected["child killed"] >= 3
-    assert chaos.told("failed") == set()
+    assert chaos.saves_with("failed") == set()
     assert chaos.wrong
     assert all("does not load" in one for one in chaos.wrong)
 
@@ -39,13 +39,13 @@ def test_a_caller_that_ignores_exit_codes_is_caught(tmp_path: Path):
 def test_slow_save_and_agreed_save_are_committed_when_torchrun_is_terminated(tmp_path: Path):
     """Torchrun sends the signal to the process groups of its ranks, and so to their writers."""
     with Coordinator(tmp_path) as coordinator, job(coordinator.endpoint, tmp_path, 2, "slow") as agents:
-        until(lambda: len(told(tmp_path, 2, "writing")) == 2, (tmp_path / "agents.log").read_text)
+        until(lambda: len(reported_steps(tmp_path, 2, "writing")) == 2, (tmp_path / "agents.log").read_text)
         for agent in agents:
             agent.send_signal(signal.SIGTERM)
         coordinator.logged("save.agreed")
         (tmp_path / "gate").touch()
         coordinator.logged("save.done")
-    agreed, other = told(tmp_path, 2, "saved")
+    agreed, other = reported_steps(tmp_path, 2, "saved")
     assert agreed == other
     committed = sorted((tmp_path / "checkpoints").glob("step-*"))
     assert [CheckpointDirectory(tmp_path / "checkpoints").read(path).step for path in committed] == [

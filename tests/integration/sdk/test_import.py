@@ -81,34 +81,34 @@ def test_the_core_brings_no_grpc():
 BROUGHT = """
 import json, os, sys
 names = {"_muster_torch_autoload", "muster", "grpc", "google"}
-told = {"brought": sorted({module.partition(".")[0] for module in sys.modules} & names), "caught": []}
+report = {"brought": sorted({module.partition(".")[0] for module in sys.modules} & names), "caught": []}
 """
 KNOWN = """
 from torch.distributed.rendezvous import _rendezvous_handlers as known
-told["known"] = "muster" in known
+report["known"] = "muster" in known
 """
 EARLY = """
 from muster.worker import MusterError, RefusedError, StoreTimeoutError
 early = RefusedError("no.")
 """
 THEN = f"""
-told["handlers"] = os.environ.get("{HANDLERS}")
+report["handlers"] = os.environ.get("{HANDLERS}")
 from torch.distributed import DistError, DistStoreError
 for error in (early, StoreTimeoutError("nobody set it.", [])):
     try:
         raise error
     except DistStoreError:
-        told["caught"].append([issubclass(MusterError, DistError), isinstance(error, RuntimeError)])
+        report["caught"].append([issubclass(MusterError, DistError), isinstance(error, RuntimeError)])
 from torch.distributed.checkpoint._experimental.barriers import (
     BARRIER_REGISTRY, BarrierConfig, create_barrier_from_config
 )
 try:
     create_barrier_from_config(BarrierConfig("grpc", dict(global_rank=0, global_world_size=1)))
 except ValueError as error:
-    told["refused"] = str(error)
+    report["refused"] = str(error)
 import muster.worker
-told["registered"] = BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier
-print(json.dumps(told))
+report["registered"] = BARRIER_REGISTRY["grpc"] is muster.worker.GrpcBarrier
+print(json.dumps(report))
 """
 
 
@@ -118,14 +118,14 @@ def test_whichever_is_imported_first(first: str, autoload: str):
     """torch knows what it is to know, brings neither the SDK nor grpc, and its handlers catch our errors."""
     order = (KNOWN, EARLY) if first == "torch" else (EARLY, KNOWN)
     script = "".join((f"import {first}", BROUGHT, *order, THEN))
-    told = json.loads(run(script, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload, MUSTER_ENDPOINT=""))
-    assert told["known"] is (autoload == "1" or first == "muster.worker")
+    report = json.loads(run(script, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload, MUSTER_ENDPOINT=""))
+    assert report["known"] is (autoload == "1" or first == "muster.worker")
     if first == "torch":
-        assert told["brought"] == ["_muster_torch_autoload"][: int(autoload)]
-    assert told["handlers"] == "0", "grpc is not imported before muster.worker"
-    assert told["caught"] == [[True, True]] * 2
-    assert "set MUSTER_ENDPOINT" in told["refused"]
-    assert told["registered"] is True
+        assert report["brought"] == ["_muster_torch_autoload"][: int(autoload)]
+    assert report["handlers"] == "0", "grpc is not imported before muster.worker"
+    assert report["caught"] == [[True, True]] * 2
+    assert "set MUSTER_ENDPOINT" in report["refused"]
+    assert report["registered"] is True
 
 
 MAKE_HANDLER = """
@@ -178,10 +178,10 @@ def test_torch_finds_the_rendezvous_backend_whichever_is_imported_first(first: s
 
 def test_torchs_checkpoints_bring_neither_the_sdk_nor_grpc():
     """Though they bring torch's elastic rendezvous, which looks for backends."""
-    told = loaded(
+    report = loaded(
         "import torch.distributed.checkpoint", "torch.distributed.elastic.rendezvous", "grpc", "muster"
     )
-    assert told == ["torch.distributed.elastic.rendezvous"]
+    assert report == ["torch.distributed.elastic.rendezvous"]
 
 
 # ---------------------------------------------------------------------- what the SDK adds to torch's import

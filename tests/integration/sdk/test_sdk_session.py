@@ -77,7 +77,7 @@ def test_a_late_hello_of_its_own_does_not_end_a_session(coordinator: Coordinator
 
 
 def test_session_goes_on_when_the_outcome_of_its_barrier_is_not_told(coordinator: Coordinator):
-    """Another life of the group has released #0 meanwhile, and this process was not part of it."""
+    """The group was reset, and has released #0 again without this process."""
     barrier(coordinator.endpoint).execute_barrier()
     muster.worker.close()
     late = barrier(coordinator.endpoint)

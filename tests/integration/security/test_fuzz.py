@@ -109,17 +109,17 @@ def test_nothing_that_is_said_on_the_wire_does_harm(fuzzed: Coordinator, thoroug
         assert fuzzer.stdout is not None
         assert fuzzer.stdout.readline() == "half\n"
         rss.append(process.memory_info().rss / 2**20)
-        told = json.loads(fuzzer.stdout.readline())
+        report = json.loads(fuzzer.stdout.readline())
     rss.append(process.memory_info().rss / 2**20)
-    show(told, rss)
+    show(report, rss)
     assert fuzzer.returncode == 0
-    assert not told["wrong"], next(iter(told["wrong"].items()))
-    assert sum(told["sent"].values()) >= messages
-    assert told["sent"].keys() == ALL_METHODS.keys() >= set(METHODS)
-    assert min(told["sent"].values()) >= messages / 250, "each method has its part"
+    assert not report["wrong"], next(iter(report["wrong"].items()))
+    assert sum(report["sent"].values()) >= messages
+    assert report["sent"].keys() == ALL_METHODS.keys() >= set(METHODS)
+    assert min(report["sent"].values()) >= messages / 250, "each method has its part"
     # Deep enough to be decided, welcomed and refused.
-    assert told["answers"][SESSION].keys() >= GOOD
-    assert any("LIMIT_EXCEEDED" in answer for answers in told["answers"].values() for answer in answers)
+    assert report["answers"][SESSION].keys() >= GOOD
+    assert any("LIMIT_EXCEEDED" in answer for answers in report["answers"].values() for answer in answers)
 
     handled = metric(fuzzed, "grpc_server_handled_total")
     faults = {labels: count for labels, count in handled.items() if re.search('"(Unknown|Internal)"', labels)}
@@ -139,14 +139,14 @@ def calls_under_way(coordinator: Coordinator) -> float:
     return sum(begun.values()) - sum(ended.values())
 
 
-def show(told: dict[str, Any], rss: list[float]) -> None:
+def show(report: dict[str, Any], rss: list[float]) -> None:
     """The table, for those who ask with ``-s``."""
     print(f"\nseed {SEED}; the coordinator's memory, MiB: before, after half, after all:", *map(round, rss))
-    for method, count in sorted(told["sent"].items()):
+    for method, count in sorted(report["sent"].items()):
         print(f"{count:>7,} {method}")
-        for answer, times in sorted(told["answers"][method].items(), key=lambda item: -item[1]):
+        for answer, times in sorted(report["answers"][method].items(), key=lambda item: -item[1]):
             print(f"{'':>12} {times:>7,} {answer}")
-    print(f"{sum(told['sent'].values()):>7,} messages")
+    print(f"{sum(report['sent'].values()):>7,} messages")
 
 
 # ---------------------------------------------------------------------- the HTTP port

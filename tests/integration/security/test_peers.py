@@ -96,10 +96,10 @@ def test_flood_of_one_peer_is_slowed_and_other_barriers_continue(tmp_path: Path)
                 running.decision()
         out, err = flood.communicate("enough\n", timeout=PATIENCE)
         assert flood.returncode == 0, err
-        told = json.loads(out)
+        counts = json.loads(out)
         # What one burst and the rate allow; its streams had far more to say.
-        assert 0 < told["heard"] <= rate * (1 + told["seconds"]) + told["streams"]
-        assert told["said"] > told["heard"]
+        assert 0 < counts["heard"] <= rate * (1 + counts["seconds"]) + counts["streams"]
+        assert counts["said"] > counts["heard"]
 
 
 def test_idle_connections_are_closed_and_disturb_no_job(tmp_path: Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lab.drain import told
+from lab.drain import reported_steps
 from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator, free_port
@@ -61,22 +61,27 @@ class Job:
         """The names of its nodes."""
         return set(self.slurm.call("scontrol", "show", "hostnames", self.state["NodeList"]).split())
 
-    def began(self, life: int) -> list[int]:
-        """Wait until all ranks train in a life of the job, counted from 0.
+    def began(self, generation: int) -> list[int]:
+        """Wait until all ranks train in a generation of the job, counted from 0.
 
         Returns:
             The step of each rank from which it went on.
         """
-        until(lambda: len(told(self.folder, RANKS, "began")) == RANKS * (life + 1), self.story)
-        return [steps[life] for steps in (told_by(self.folder, rank, "began") for rank in range(RANKS))]
+        until(
+            lambda: len(reported_steps(self.folder, RANKS, "began")) == RANKS * (generation + 1), self.story
+        )
+        return [
+            steps[generation]
+            for steps in (steps_reported_by(self.folder, rank, "began") for rank in range(RANKS))
+        ]
 
     def requeued(self, restarts: int = 1) -> None:
         """Wait until Slurm has put it back into the queue."""
         until(lambda: self.state["Restarts"] == str(restarts), self.story)
 
-    def saved(self, life: int = 0) -> int:
-        """Return the one step at which all ranks have saved in a life."""
-        (step,) = {told_by(self.folder, rank, "saved")[life] for rank in range(RANKS)}
+    def saved(self, generation: int = 0) -> int:
+        """Return the one step at which all ranks have saved in a generation."""
+        (step,) = {steps_reported_by(self.folder, rank, "saved")[generation] for rank in range(RANKS)}
         return step
 
     def finish(self) -> None:
@@ -84,7 +89,7 @@ class Job:
         (self.folder / "finish").touch()
         until(lambda: self.state["JobState"] not in {"RUNNING", "COMPLETING"}, self.story)
         assert self.state["JobState"] == "COMPLETED", self.story()
-        assert len(told(self.folder, RANKS, "finished")) == RANKS
+        assert len(reported_steps(self.folder, RANKS, "finished")) == RANKS
         # Each would go on asking the cluster and the coordinator, on a node that others use by then.
         until(lambda: not self.watchers(), lambda: f"watchers are left: {self.watchers()}")
 
@@ -103,7 +108,7 @@ class Job:
         return f"{self.state}\n{self.slurm.output(self.id)}"
 
 
-def told_by(folder: Path, rank: int, what: str) -> list[int]:
+def steps_reported_by(folder: Path, rank: int, what: str) -> list[int]:
     """Return at which steps one rank did something."""
     lines = (folder / f"rank-{rank}").read_text().splitlines()
     return [int(line.split()[1]) for line in lines if line.split()[0] == what]
@@ -134,7 +139,7 @@ def limited(slurm: Slurm, shared: Coordinator, tmp_path_factory: pytest.TempPath
     options = ["--array=3", "--partition=high"]
     job = Job(slurm, folder, "ranks.sbatch", *options, MUSTER_ENDPOINT=shared.endpoint, RUN_PREFIX="team-a.")
     job.began(0)
-    # Held, it does not start its next life before its test lets it.
+    # Held, it does not start its next generation before its test lets it.
     slurm.call("scontrol", "update", f"JobId={job.id}", "TimeLimit=2", "Priority=0")
     return job
 
@@ -177,10 +182,12 @@ def test_requeued_job_saves_and_trains_on_in_its_next_life(slurm: Slurm, shared:
     assert resumed_at == [stopped_at] * RANKS
     # A job that obeyed the old request to stop would save and stop again within three steps.
     later = stopped_at + TRAINS_ON
-    until(lambda: all(later in told_by(tmp_path, rank, "trained") for rank in range(RANKS)), job.story)
+    until(
+        lambda: all(later in steps_reported_by(tmp_path, rank, "trained") for rank in range(RANKS)), job.story
+    )
     job.finish()
     assert job.state["Restarts"] == "1"
-    assert [told_by(tmp_path, rank, "saved") for rank in range(RANKS)] == [[stopped_at]] * RANKS
+    assert [steps_reported_by(tmp_path, rank, "saved") for rank in range(RANKS)] == [[stopped_at]] * RANKS
 
 
 def test_job_goes_on_without_a_drained_node_and_not_after_scancel(slurm: Slurm, tmp_path: Path):

@@ -97,6 +97,6 @@ def test_two_nodes_of_a_run_are_one_save_and_other_runs_train_on(
 
 
 def asked(watcher: Watcher, times: int) -> bool:
-    """Return whether a watcher's lives had the run saved so often for the interruption."""
+    """Return whether a watcher's starts had the run saved so often for the interruption."""
     lines = [line for line in watcher.log.splitlines() if "aws/spot" in line]
     return sum("asked to save: both" in line for line in lines) == times

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.drain import NUMBERS, PROGRAM, told
+from lab.drain import NUMBERS, PROGRAM, reported_steps
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.torchrun import torchrun
@@ -78,14 +78,14 @@ def test_job_saves_at_one_step_and_stops_before_its_node_goes(
         job(coordinator.endpoint, tmp_path) as agents,
     ):
         said = (tmp_path / "agents.log").read_text
-        until(lambda: len(told(tmp_path, RANKS, "began")) == RANKS, said)
+        until(lambda: len(reported_steps(tmp_path, RANKS, "began")) == RANKS, said)
         interrupt(server)
         assert [agent.wait(PATIENCE) for agent in agents] == [STOPPED] * len(NODES), said()
         assert len(coordinator.log("save.asked")) == len(coordinator.log("save.done")) == 1
         assert coordinator.log("save.late") == []
-    saved = told(tmp_path, RANKS, "saved")
+    saved = reported_steps(tmp_path, RANKS, "saved")
     assert len(saved) == RANKS
     assert len(set(saved)) == 1
-    left = told(tmp_path, RANKS, "left")
+    left = reported_steps(tmp_path, RANKS, "left")
     assert len(left) == RANKS
     assert 0 < min(left) <= max(left) <= SECONDS * 1000

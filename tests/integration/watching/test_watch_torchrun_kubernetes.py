@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.drain import told
+from lab.drain import reported_steps
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
@@ -64,17 +64,17 @@ def test_job_saves_at_one_step_and_stops_before_it_must(
         )
         with watcher, job(coordinator.endpoint, tmp_path) as agents:
             said = (tmp_path / "agents.log").read_text
-            until(lambda: len(told(tmp_path, RANKS, "began")) == RANKS, said)
+            until(lambda: len(reported_steps(tmp_path, RANKS, "began")) == RANKS, said)
             take(api)
             assert [agent.wait(PATIENCE) for agent in agents] == [STOPPED] * len(NODES), said()
             assert len(coordinator.log("save.asked")) == len(coordinator.log("save.done")) == 1
             assert coordinator.log("save.late") == []
             if take is request_eviction:
                 api.wait_for(lambda: "heartbeatTime" in answer_in(api, "evict-train-1"))
-    saved = told(tmp_path, RANKS, "saved")
+    saved = reported_steps(tmp_path, RANKS, "saved")
     assert len(saved) == RANKS
     assert len(set(saved)) == 1
-    left = told(tmp_path, RANKS, "left")
+    left = reported_steps(tmp_path, RANKS, "left")
     if has_deadline:
         assert len(left) == RANKS
         assert 0 < min(left) <= max(left) <= SECONDS * 1000

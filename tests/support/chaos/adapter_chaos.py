@@ -12,17 +12,17 @@ from pathlib import Path
 from lab.patience import until
 from lab.processes.coordinator import Coordinator
 from tests.support.chaos.harness import Chaos, command, option
-from tests.support.jobs.lives import RANKS, Life
+from tests.support.jobs.generations import RANKS, JobGeneration
 
 WORDS = ("resumed", "mixed", "saved", "failed")
 """How the lines begin that a rank says; the frameworks say others."""
 EACH = (5, 10)
-"""How many saves a life has made, at least and at most, when one of its ranks is killed."""
+"""How many saves a generation has made, at least and at most, when one of its ranks is killed."""
 
 
 @dataclass
 class Committed:
-    """What is known to be committed, by which each life of a job is judged.
+    """What is known to be committed, by which each generation of a job is judged.
 
     The saves are those of the steps from 1 on, each of one step.
     """
@@ -34,23 +34,23 @@ class Committed:
     resumes: int = 0
     unheard: int = 0
     """Resumes from a checkpoint that nobody had lived to hear of."""
-    lives: int = 0
+    generations: int = 0
 
     def judge(self, said: list[list[str]]) -> list[str]:
-        """Return what is wrong with a life, and take what it has committed into account.
+        """Return what is wrong with a generation, and take what it has committed into account.
 
         Args:
             said: the lines of each rank.
         """
         lines = {line for rank in said for line in rank}
         wrong = [line for line in lines if line.startswith("mixed")]
-        if self.lives:
+        if self.generations:
             wrong += self._judge_resumption({line for line in lines if line.startswith("resumed")})
         saved = saves_in(said)
         if saved != list(range(self.at + 1, self.at + 1 + len(saved))):
             wrong.append(f"the steps {saved} were saved after {self.at}")
         self.at = max([self.at, *saved])
-        self.lives += 1
+        self.generations += 1
         return wrong
 
     def _judge_resumption(self, starts: set[str]) -> list[str]:
@@ -92,41 +92,41 @@ class AdapterChaos(Chaos):
 
     def step(self) -> bool:
         """Let the job live once."""
-        life = Life(
+        generation = JobGeneration(
             self._coordinator,
             self.program,
             self._folder,
-            self.committed.lives,
+            self.committed.generations,
             str(self._folder / "out"),
             *self.arguments,
         )
         try:
-            self._strike(life)
+            self._strike(generation)
         finally:
-            for process in life.ranks:
+            for process in generation.ranks:
                 process.kill()
-        self.wrong += self.committed.judge(_said(life))
+        self.wrong += self.committed.judge(_said(generation))
         enough = self.committed.at >= self.saves and self.injected.total() >= max(2, self.saves // EACH[1])
         return not (self.wrong or enough)
 
-    def _strike(self, life: Life) -> None:
+    def _strike(self, generation: JobGeneration) -> None:
         """Kill a rank at any moment of its saves, and see the others end."""
         after = min(self.chance.randint(*EACH), self.saves)
-        first, began = self._wait_for(life, 1), time.monotonic()
-        last = self._wait_for(life, max(first, after) + 1)
+        first, began = self._wait_for(generation, 1), time.monotonic()
+        last = self._wait_for(generation, max(first, after) + 1)
         one = (time.monotonic() - began) / (last - first)
         time.sleep(self.chance.uniform(0.0, 2 * one))  # Into one of its saves, or between two.
-        life.ranks[self.chance.randrange(RANKS)].kill()
+        generation.ranks[self.chance.randrange(RANKS)].kill()
         self.injected["rank killed"] += 1
-        life.end()
+        generation.end()
 
-    def _wait_for(self, life: Life, saves: int) -> int:
+    def _wait_for(self, generation: JobGeneration, saves: int) -> int:
         """Wait for a number of saves, and return how many there are."""
         until(
-            lambda: len(saves_in(_said(life))) >= saves,
-            lambda: "\n".join(life.logged(rank) for rank in range(RANKS)),
+            lambda: len(saves_in(_said(generation))) >= saves,
+            lambda: "\n".join(generation.logged(rank) for rank in range(RANKS)),
         )
-        return len(saves_in(_said(life)))
+        return len(saves_in(_said(generation)))
 
     def facts(self) -> list[str]:
         """Return how the job resumed."""
@@ -136,9 +136,9 @@ class AdapterChaos(Chaos):
         ]
 
 
-def _said(life: Life) -> list[list[str]]:
+def _said(generation: JobGeneration) -> list[list[str]]:
     """The whole lines of each rank."""
-    return [_whole_lines((life.folder / f"rank-{rank}").read_text()) for rank in range(RANKS)]
+    return [_whole_lines((generation.folder / f"rank-{rank}").read_text()) for rank in range(RANKS)]
 
 
 def _whole_lines(text: str) -> list[str]:

@@ -49,7 +49,7 @@ class Rank:
         self._saves = NotedSaves(self._saver, self._notes)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         self._weight = distribute_tensor(weight_at(0), mesh, [Shard(0)])
-        self._life = distribute_tensor(torch.zeros(dist.get_world_size()), mesh, [Shard(0)])
+        self._saved_round = distribute_tensor(torch.zeros(dist.get_world_size()), mesh, [Shard(0)])
         """On each rank: the round in which it was saved, so that attempts at one step can be told apart."""
 
     def train(self) -> None:
@@ -72,13 +72,13 @@ class Rank:
         if not torch.equal(self._weight.to_local(), rows):
             self._notes.add("wrong", step, text="not all bits are those that were saved")
         is_local = found is None or Path(found.path).is_relative_to(self._disk)
-        life = int(self._life.to_local().item())
-        self._notes.add("resumed", step, str(life), "local" if is_local else "shared")
-        self._life.to_local().fill_(int(os.environ["MUSTER_ROUND"]))
+        saved_round = int(self._saved_round.to_local().item())
+        self._notes.add("resumed", step, str(saved_round), "local" if is_local else "shared")
+        self._saved_round.to_local().fill_(int(os.environ["MUSTER_ROUND"]))
         return step
 
     def _state(self) -> dict[str, Any]:
-        return {"weight": self._weight, "life": self._life}
+        return {"weight": self._weight, "saved_round": self._saved_round}
 
     def _save(self, step: int) -> None:
         wait_for: Any = "local" if step // SAVE_EVERY % COPIED_EVERY else "replicated"

@@ -39,7 +39,7 @@ class Model:
     round: int = -1
     resumed: dict[int, int] = field(default_factory=dict)
     """By rank of this round: the step."""
-    lives: dict[int, int] = field(default_factory=lambda: {0: 0})
+    rounds: dict[int, int] = field(default_factory=lambda: {0: 0})
     """By step that may be resumed from: the last round in which a save of it was begun."""
     finalized: int = 0
     """The newest step that a rank has finalized since the ranks resumed, or the one they resumed from."""
@@ -68,7 +68,7 @@ class Model:
             self.round, self.resumed, self.copied = event.round, {}, {}
         match event.what:
             case "scheduled":
-                self.lives[event.step] = event.round
+                self.rounds[event.step] = event.round
             case "finalized":
                 self.finalized = max(self.finalized, event.step)
                 if event.text == "replicated":
@@ -89,16 +89,16 @@ class Model:
         step, who = event.step, f"rank {event.rank} of round {event.round}"
         if set(self.resumed.values()) - {step}:
             wrong.append(f"{who} resumed from step {step}, and others from {self.resumed}")
-        if step < self._lowest or step not in self.lives:
-            steps = [one for one in self.lives if one >= self._lowest]
+        if step < self._lowest or step not in self.rounds:
+            steps = [one for one in self.rounds if one >= self._lowest]
             wrong.append(f"{who} resumed from step {step}, and the model allows {steps}")
-        elif int(event.path) != self.lives[step]:
-            wrong.append(f"{who} resumed from step {step} of round {event.path}, not {self.lives[step]}")
+        elif int(event.path) != self.rounds[step]:
+            wrong.append(f"{who} resumed from step {step} of round {event.path}, not {self.rounds[step]}")
         if event.text != "local":
             wrong.append(f"{who} resumed from {event.text} storage")
         self.resumed[event.rank] = self.finalized = step
         # What is newer is abandoned, and must not come back with a disk that was away.
-        self.lives = {one: round for one, round in self.lives.items() if one <= step}
+        self.rounds = {one: round for one, round in self.rounds.items() if one <= step}
         return wrong
 
 
@@ -150,7 +150,7 @@ class LocalTorchrunChaos(Chaos):
             codes = [agent.wait() for agent in self._agents]
             assert codes == [0] * self.nodes, self._job.said()
         self.counts["rounds"] = self.model.round + 1
-        self.counts["steps"] = max(self.model.lives)
+        self.counts["steps"] = max(self.model.rounds)
 
     def stacks(self) -> str:
         """Return what the agents said."""

@@ -120,7 +120,7 @@ class SaveChaos(Chaos):
 
     # ------------------------------------------------------------------ what happened
 
-    def told(self, *what: str) -> set[tuple[int, int]]:
+    def saves_with(self, *what: str) -> set[tuple[int, int]]:
         """The saves (round, step) of which a rank wrote that down."""
         return {(event.round, event.step) for event in self.events if event.what in what}
 
@@ -130,13 +130,13 @@ class SaveChaos(Chaos):
 
     def facts(self) -> list[str]:
         """Return how the saves went."""
-        failed, scheduled = self.told("failed"), self.told("scheduled")
+        failed, scheduled = self.saves_with("failed"), self.saves_with("scheduled")
         unconfirmed = {(e.round, e.step) for e in self.events if e.what == "failed" and UNCONFIRMED in e.text}
-        unheard = scheduled - self.told("finalized", "failed")
+        unheard = scheduled - self.saves_with("finalized", "failed")
         rounds = {event.round for event in self.events}
         return [
             f"{self.agents} agents of {self.ranks} ranks, {'with' if self.relays else 'without'} relays",
-            f"saves: {len(scheduled)} scheduled, {len(self.told('finalized'))} finalized, "
+            f"saves: {len(scheduled)} scheduled, {len(self.saves_with('finalized'))} finalized, "
             f"{len(failed)} failed ({len(unconfirmed)} of them written by all, and not confirmed), "
             f"{len(unheard)} of which no rank heard",
             f"committed checkpoints: {len(self.committed)}, all of them loaded afterwards",

@@ -92,7 +92,7 @@ class Traffic:
             if not any(rank in one and run in one for rank, run in gone)
         ]
         chaos.counts.update(
-            event.outcome for event in told if isinstance(event, history.Heard) and event.life.rank == 0
+            event.outcome for event in told if isinstance(event, history.Heard) and event.process.rank == 0
         )
 
     def slowest(self) -> str:

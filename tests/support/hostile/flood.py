@@ -21,7 +21,7 @@ STREAMS = 8
 async def flood(
     stub: "session_pb2_grpc.SessionServiceAsyncStub",
     number: int,
-    told: dict[str, float],
+    counts: dict[str, float],
     begun: asyncio.Event,
     rate: int,
 ) -> None:
@@ -41,14 +41,14 @@ async def flood(
                 arrivals=[session_pb2.Arrival(rank=0, payload=bytes(100))],
             )
             await call.write(session_pb2.ConnectRequest(arrive=arrive))
-            told["said"] += 1
+            counts["said"] += 1
             sequence += 1
 
     saying = asyncio.create_task(say())
     try:
         while await call.read() is not grpc.aio.EOF:
-            told["heard"] += 1
-            if told["heard"] >= rate:
+            counts["heard"] += 1
+            if counts["heard"] >= rate:
                 begun.set()
     finally:
         saying.cancel()
@@ -56,17 +56,19 @@ async def flood(
 
 async def main(port: int, source: str, rate: int) -> None:
     begun = asyncio.Event()
-    told: dict[str, float] = {"said": 0, "heard": 0, "streams": STREAMS}
+    counts: dict[str, float] = {"said": 0, "heard": 0, "streams": STREAMS}
     started = time.monotonic()
     with Proxy(port, source) as proxy:
         async with grpc.aio.insecure_channel(proxy.endpoint) as channel:
             stub = aio.sessions(channel)
-            tasks = [asyncio.create_task(flood(stub, number, told, begun, rate)) for number in range(STREAMS)]
+            tasks = [
+                asyncio.create_task(flood(stub, number, counts, begun, rate)) for number in range(STREAMS)
+            ]
             await begun.wait()
             print("flooding", flush=True)
             await asyncio.to_thread(sys.stdin.readline)
-            told["seconds"] = time.monotonic() - started
-            print(json.dumps(told), flush=True)
+            counts["seconds"] = time.monotonic() - started
+            print(json.dumps(counts), flush=True)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -38,8 +38,8 @@ MESSAGES_ON_STREAMS = 600
 STREAMS = 0.1
 """The part of all calls that is sessions."""
 SAID_ON_A_STREAM = 60
-ERA = 2_000
-"""So many calls speak of the same runs."""
+CALLS_PER_SUFFIX = 2_000
+"""The number of calls that use the same runs. Later calls use runs with another suffix."""
 PATIENCE = 0.15
 """Seconds for calls that may wait for others."""
 WAITING = {
@@ -110,12 +110,12 @@ class Fuzzer:
             number, self._next = self._next, self._next + 1
             chance = random.Random(self._seed * 1_000_003 + number)
             channel = self._channels[number % CHANNELS]
-            era = str(number // ERA)
+            suffix = str(number // CALLS_PER_SUFFIX)
             if chance.random() < STREAMS:
-                await self._session(channel, chance, era)
+                await self._session(channel, chance, suffix)
             else:
                 # In turn, so that each gets as much.
-                await self._call(channel, self._calls[number % len(self._calls)], chance, era)
+                await self._call(channel, self._calls[number % len(self._calls)], chance, suffix)
 
     def _goes_on(self) -> bool:
         sent = self.sent.total()
@@ -130,9 +130,9 @@ class Fuzzer:
 
     # ------------------------------------------------------------------ calls
 
-    async def _call(self, channel: grpc.aio.Channel, method: str, chance: random.Random, era: str) -> None:
+    async def _call(self, channel: grpc.aio.Channel, method: str, chance: random.Random, suffix: str) -> None:
         kind = ALL_METHODS[method]
-        data = self._source.data(kind.input_type, chance, era)
+        data = self._source.data(kind.input_type, chance, suffix)
         if chance.random() < 0.0005:
             data = bytes(TOO_LARGE)
         waits = kind.server_streaming or f"{kind.containing_service.name}.{kind.name}" in WAITING
@@ -183,12 +183,12 @@ class Fuzzer:
 
     # ------------------------------------------------------------------ sessions
 
-    async def _session(self, channel: grpc.aio.Channel, chance: random.Random, era: str) -> None:
+    async def _session(self, channel: grpc.aio.Channel, chance: random.Random, suffix: str) -> None:
         """One stream, from its first message to an end of some kind."""
         method, kind = SESSION, ALL_METHODS[SESSION].input_type
         connect: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
         call = connect()
-        script = Script(self._source, kind, chance, era)
+        script = Script(self._source, kind, chance, suffix)
         heard: list[bytes] = []
         fence = asyncio.Event()
 
@@ -269,14 +269,14 @@ class Script:
         source: where messages come from.
         kind: of what is said on it.
         chance: decides.
-        era: of the runs.
+        suffix: of the names of the runs.
     """
 
-    def __init__(self, source: Source, kind: Any, chance: random.Random, era: str) -> None:
+    def __init__(self, source: Source, kind: Any, chance: random.Random, suffix: str) -> None:
         self._source = source
         self._kind = kind
         self._chance = chance
-        self._era = era
+        self._suffix = suffix
         # Refused, since nobody joined that group; and answered after all that was said before.
         prefix = f"fence-{chance.randrange(10**9)}"
         self.fence = prefix.encode()
@@ -290,7 +290,7 @@ class Script:
     def _body(self) -> list[bytes]:
         begin = self._chance.random()
         if begin < 0.1:
-            return [self._source.data(self._kind, self._chance, self._era)]
+            return [self._source.data(self._kind, self._chance, self._suffix)]
         if begin < 0.2:
             return [self._one("hello").SerializeToString()]
         ranks = self._chance.sample(range(4), self._chance.randint(1, 4))
@@ -305,7 +305,7 @@ class Script:
             body += [message.SerializeToString()] * self._chance.choice([1, 1, 1, 2])
         if self._chance.random() < 0.1:
             # A second Hello, a Goodbye or anything else in the middle of it.
-            data = self._source.data(self._kind, self._chance, self._era)
+            data = self._source.data(self._kind, self._chance, self._suffix)
             body.insert(self._chance.randrange(1, len(body) + 1), data)
         return body
 
@@ -327,7 +327,7 @@ class Script:
     def _one(self, kind: str) -> ConnectRequest:
         """Draw a message of this kind from the pool."""
         while True:
-            message = self._source.message(self._kind, self._chance, self._era)
+            message = self._source.message(self._kind, self._chance, self._suffix)
             assert isinstance(message, ConnectRequest)
             if message.WhichOneof("message") == kind:
                 return message
@@ -336,12 +336,12 @@ class Script:
         """One that is welcome, as far as it depends on itself."""
         chance = self._chance
         # Now and then a process that is there already, whose other stream then ends.
-        life = chance.randrange(8) if chance.random() < 0.1 else chance.randrange(10**9)
+        number = chance.randrange(8) if chance.random() < 0.1 else chance.randrange(10**9)
         processes = [
-            session_pb2.Process(rank=rank, incarnation=f"life-{life}", host="fuzz", pid=rank)
+            session_pb2.Process(rank=rank, incarnation=f"process-{number}", host="fuzz", pid=rank)
             for rank in ranks
         ]
-        run_id, generation = f"{chance.choice(RUNS)}-{self._era}", 0
+        run_id, generation = f"{chance.choice(RUNS)}-{self._suffix}", 0
         if self._alone:
             run_id, generation = self.fence.decode(), chance.choice([0, 1, MAX_GENERATION + 1])
         elif run_id.startswith(RUNS[-1]):

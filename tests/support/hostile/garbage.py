@@ -184,14 +184,14 @@ class Source:
     def __init__(self, kinds: dict[Descriptor, int], number: int) -> None:
         self._pools = {kind.full_name: pool(kind, count, number) for kind, count in kinds.items()}
 
-    def message(self, kind: Descriptor, chance: random.Random, era: str = "") -> Message:
+    def message(self, kind: Descriptor, chance: random.Random, suffix: str = "") -> Message:
         """A message of the pool, or two crossed.
 
         Args:
             kind: of message.
             chance: decides.
-            era: added to the names of the pool's runs, since a run that was closed, or has come to the last
-                generation that there is, has little more to say.
+            suffix: added to the names of the pool's runs. A closed run, or one at its last
+                generation, accepts few messages.
         """
         choices = self._pools[kind.full_name]
         made = GetMessageClass(kind)()
@@ -202,16 +202,16 @@ class Source:
             made.MergeFrom(chance.choice(choices))
         elif what < 0.302:
             self._swell(made, chance)
-        if era:
-            _rename(made, era)
+        if suffix:
+            _rename(made, suffix)
         return made
 
-    def data(self, kind: Descriptor, chance: random.Random, era: str = "") -> bytes:
+    def data(self, kind: Descriptor, chance: random.Random, suffix: str = "") -> bytes:
         """A message of the pool, bytes that were one, or bytes."""
         what = chance.random()
         if what < 0.1:
             return chance.randbytes(chance.choice([0, 1, 2, 5, 20, 100, 1_000]))
-        data = self.message(kind, chance, era).SerializeToString()
+        data = self.message(kind, chance, suffix).SerializeToString()
         return _mutated(data, chance) if what < 0.25 else data
 
     @staticmethod
@@ -227,11 +227,11 @@ class Source:
             chance.choice(lists)()
 
 
-def _rename(message: Any, era: str) -> None:
+def _rename(message: Any, suffix: str) -> None:
     if message.DESCRIPTOR.full_name == "muster.v1.ConnectRequest":
         message = message.hello
     if getattr(message, "run_id", "") in RUNS:
-        message.run_id = f"{message.run_id}-{era}"
+        message.run_id = f"{message.run_id}-{suffix}"
 
 
 def _mutated(data: bytes, chance: random.Random) -> bytes:

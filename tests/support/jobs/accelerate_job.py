@@ -57,7 +57,7 @@ class AccelerateJob(Job):
         return "whole"
 
     def last_step(self) -> int:
-        return self.given.saves if self.given.mode == "endless" else SAVES * (1 + self.given.life)
+        return self.given.saves if self.given.mode == "endless" else SAVES * (1 + self.given.generation)
 
     def train(self) -> None:
         torch.nn.init.constant_(self._model.weight, self.step)

@@ -1,9 +1,10 @@
 """A rank of a job that DeepSpeed trains and saves: the arguments of :mod:`.job`, OWN: ``STAGE WRITER TAG``.
 
 STAGE is ZeRO's, WRITER ``default`` or ``decoupled``, TAG a name for all saves, or ``steps`` for one each. The
-fault strikes at the third save of each life. WHAT may also be ``writer``: the decoupled writer is killed.
+fault strikes at the third save of each generation. WHAT may also be ``writer``: then the decoupled writer is
+killed.
 
-Each step takes the same from each weight, and so a life sees whether those it has loaded are of one step.
+Each step takes the same from each weight. So a generation sees whether all loaded weights are of one step.
 """
 
 import os

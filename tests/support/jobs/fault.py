@@ -10,9 +10,9 @@ from typing import Any
 FAULTY = 3
 """The save at which the fault strikes."""
 SAVES = 5
-"""Saves of each life of a job."""
+"""Saves of each generation of a job."""
 ENDLESS = 100_000
-"""Saves of a life that is killed before its end."""
+"""Saves of a generation that is killed before its end."""
 
 
 @dataclass(frozen=True, slots=True)

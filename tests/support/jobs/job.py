@@ -1,7 +1,7 @@
 """A rank of a framework's job: ``FOLDER MODE [OWN …] [WHO WHAT WHEN]``.
 
 MODE is ``committed`` or ``plain``: with Muster's adapter, or with the framework alone, the control; or
-``endless``: committed, until it is killed. Each step is saved. Every life of the job but the first resumes.
+``endless``: committed, until it is killed. Each step is saved. Every generation but the first resumes.
 At the third save rank WHO does WHAT at WHEN (:class:`tests.support.jobs.fault.Fault`).
 
 A rank prints a line for what it did: ``resumed WORDS`` (what it loaded), ``saved STEP``, or
@@ -32,8 +32,8 @@ class Arguments:
     """This rank's, until it has struck."""
     rank: int
     world_size: int
-    life: int
-    """The number of the job's life, from 0."""
+    generation: int
+    """The number of the job's generation, from 0."""
 
     @classmethod
     def read(cls, own: int = 0) -> Self:
@@ -62,7 +62,7 @@ class Arguments:
 
     @property
     def saves(self) -> int:
-        """How many saves a life makes."""
+        """How many saves a generation makes."""
         return ENDLESS if self.mode == "endless" else SAVES
 
     def take_fault(self) -> Fault | None:
@@ -97,7 +97,7 @@ class Job(ABC):
 
     def has_checkpoint(self) -> bool:
         """Whether to resume."""
-        return self.given.life > 0
+        return self.given.generation > 0
 
     @abstractmethod
     def load(self) -> Sequence[object]:
@@ -120,11 +120,11 @@ class Job(ABC):
         fault.strike()
 
     def faulty_step(self, first: int) -> int:
-        """Return the step at which the fault strikes, of a life that begins after a step."""
+        """Return the step at which the fault strikes, of a generation that begins after a step."""
         return FAULTY
 
     def last_step(self) -> int:
-        """Return the last step of a life, as it begins."""
+        """Return the last step of a generation, as it begins."""
         return self.step + self.given.saves
 
     def after_failure(self, error: BaseException) -> None:

@@ -138,7 +138,7 @@ def main() -> None:
     trainer.fit(
         Model(kind),
         DataLoader(TensorDataset(torch.ones(1000, 1))),
-        ckpt_path=path if given.life and sees else None,
+        ckpt_path=path if given.generation and sees else None,
     )
 
 

@@ -96,7 +96,7 @@ class OrbaxJob(Job):
         return [f"{number:g}" for number in mine]
 
     def last_step(self) -> int:
-        return self.given.saves if self.given.mode == "endless" else SAVES * (1 + self.given.life)
+        return self.given.saves if self.given.mode == "endless" else SAVES * (1 + self.given.generation)
 
     def train(self) -> None:
         self._weights = self._weights_at(self.step)

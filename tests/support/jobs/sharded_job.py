@@ -1,8 +1,8 @@
 """A rank of a job that Accelerate or Transformers' Trainer trains in shards: the arguments of :mod:`.job`.
 
 OWN is ``KIND SHARDING``. KIND is ``accelerate`` or ``transformers``, SHARDING ``fsdp`` or ``deepspeed``,
-ZeRO's second stage. Each step takes 1 from each weight. A life that resumes says which steps made this rank's
-weights, and what its optimizer knows. The fault strikes in the writing of a shard.
+ZeRO's second stage. Each step takes 1 from each weight. A generation that resumes says which steps made this
+rank's weights, and what its optimizer knows. The fault strikes in the writing of a shard.
 
 Both frameworks shard on GPUs alone. So that they do it here, they are told that there are some, which are the
 processor.

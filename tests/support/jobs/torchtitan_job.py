@@ -3,7 +3,7 @@
 An ``endless`` one saves asynchronously. With ``-back`` after MODE, all ranks go back to the step before the
 last, and train on other data. With ``-hf``, the last save is in safetensors. With ``-from``, the job names
 the last step's checkpoint as the one to load. The model is sharded; its weights are the number of the step,
-and of the data. Two checkpoints are kept. A life ends at the third step.
+and of the data. Two checkpoints are kept. A generation ends at the third step.
 """
 
 import logging

@@ -80,7 +80,7 @@ def main() -> None:
         output_dir=str(given.folder),
         use_cpu=True,
         ddp_timeout=20,
-        max_steps=ENDLESS if given.mode == "endless" else SAVES * (1 + given.life),
+        max_steps=ENDLESS if given.mode == "endless" else SAVES * (1 + given.generation),
         per_device_train_batch_size=1,
         save_steps=1,
         save_total_limit=2,
@@ -101,7 +101,7 @@ def main() -> None:
         say("resumed", step, whole(Path(checkpoint), given.world_size))
 
     trainer._load_from_checkpoint = load
-    resumes = given.life > 0 if given.is_plain else latest(given.folder) is not None
+    resumes = given.generation > 0 if given.is_plain else latest(given.folder) is not None
     try:
         trainer.train(resume_from_checkpoint=resumes)
     except (MusterError, OSError) as error:

@@ -170,24 +170,24 @@ class Job:
     def _check_current(self) -> None:
         """The keepers of the generation know one another, and where the parts are that they resume from."""
         current = [node for node in self.rules.connected() if self._is_current(node)]
-        if sum(len(some(node.told).ranks) for node in current) < self.world_size:
+        if sum(len(some(node.known).ranks) for node in current) < self.world_size:
             return
         for node in current:
             peers = some(node.peers)
             assert peers.generation == self.generation
-            told = {location.url: frozenset(location.ranks) for location in peers.keepers}
-            assert told == {one.url: self.ranks[one.name] for one in current}
+            ranks = {location.url: frozenset(location.ranks) for location in peers.keepers}
+            assert ranks == {one.url: self.ranks[one.name] for one in current}
             if self.resumed is not None and not self.is_training:
                 self.rules.check_resumed(self.resumed, node)
 
     def _is_current(self, node: Node) -> bool:
-        return node.told is not None and node.told.generation == self.generation
+        return node.known is not None and node.known.generation == self.generation
 
     def restart_coordinator(self) -> None:
         """It is killed and starts again: all streams and calls are over."""
         for node in self.nodes.values():
             node.break_stream()
-            node.told = None
+            node.known = None
         self._asking.clear()
         self._committing.clear()
         self._core = Coordinator()
@@ -212,7 +212,7 @@ class Job:
         node.session = next(self._ids)
         holdings = node.holdings()
         node.reported = {holding.attempt: holding for holding in holdings}
-        node.told = node.attachment or node.told
+        node.known = node.attachment or node.known
         event = ConnectKeeper(node.session, RUN, node.info, holdings, Disk(1, 2), "secret", node.attachment)
         self.step(event)
 
@@ -232,7 +232,7 @@ class Job:
                 self.generation, self.world_size, self.ranks[node.name], self._replicas
             )
             if node.session is not None:
-                node.told = node.attachment
+                node.known = node.attachment
                 self._report(node, (), attachment=node.attachment)
 
     def report(self, node: Node) -> None:
@@ -413,7 +413,7 @@ class Job:
             assert [type(one) for one in self.step(event)] == [LocalCommitted]
 
     def commit(self, checkpoint: LocalCheckpoint, wanted: Level = Level.LOCAL) -> None:
-        """Rank 0 commits a checkpoint, or a process of an earlier life of the job does."""
+        """Rank 0 commits a checkpoint, or a process of an earlier generation does."""
         session = next(self._ids)
         newest = self.rules.newest
         self._committing[session] = checkpoint, wanted

@@ -49,7 +49,7 @@ class Node:
     session: SessionId | None = None
     attachment: Attachment | None = None
     """The ranks that have attached; it is gone with the keeper's process."""
-    told: Attachment | None = None
+    known: Attachment | None = None
     """The ranks that the coordinator knows. It keeps them while the keeper is away."""
     disk: dict[Attempt, Folder] = field(default_factory=dict)
     reported: dict[Attempt, Holding] = field(default_factory=dict)

@@ -190,8 +190,8 @@ class Rules:
         ranks = {
             rank
             for node in self.connected()
-            if node.told is not None and node.told.generation == record.generation
-            for rank in node.told.ranks
+            if node.known is not None and node.known.generation == record.generation
+            for rank in node.known.ranks
         }
         assert ranks == set(range(record.world_size)), "a rank has no keeper yet"
         whole, persisted = self.newest_whole(), self.newest_persisted()

@@ -124,7 +124,7 @@ class Rank(Trainer):
                 self._hear_commit()
 
     def _hear_commit(self) -> None:
-        heard = self.client.seats[CHECKPOINT].heard
+        heard = self.client.memberships[CHECKPOINT].heard
         if len(heard) == self._committed or self.over:
             return
         self._committed = len(heard)

@@ -1,4 +1,4 @@
-"""A job whose ranks are threads of the test, whose checkpoints a test damages, and its lives."""
+"""A job whose ranks are threads of the test, whose checkpoints a test damages, and its generations."""
 
 import os
 import random
@@ -121,10 +121,10 @@ class Job:
         marker.unlink()
         shutil.rmtree(checkpoint)
 
-    def live(
+    def run_ranks(
         self, generation: int, world_size: int, do: Callable[[Checkpointer, int], T]
     ) -> list[T | Exception]:
-        """Let the ranks of one life do something, each in a thread of its own: what it returns or raises."""
+        """Run a function in each rank of one generation, each in a thread. Returns the results or errors."""
         group = FakeGroup(world_size)
 
         def run(rank: int) -> T | Exception:
@@ -144,7 +144,7 @@ class Job:
             return list(pool.map(run, range(world_size)))
 
     def save(self, generation: int, world_size: int, steps: list[int], version: int = 0) -> None:
-        """Resume, if there is something; then save and commit some steps, in a life of their own."""
+        """Resume, if there is something; then save and commit some steps, in a generation of their own."""
 
         def save(made: Checkpointer, rank: int) -> list[int]:
             part = Part(rank, world_size, saved_by=world_size)
@@ -155,7 +155,7 @@ class Job:
                 saved += made.finalize(blocking=True)
             return saved
 
-        assert self.live(generation, world_size, save) == [steps] * world_size
+        assert self.run_ranks(generation, world_size, save) == [steps] * world_size
 
     def resume(self, generation: int, world_size: int, saved_by: int) -> list[Resumed]:
         """Let each rank resume. Whatever it has resumed is compared bit by bit."""
@@ -171,7 +171,7 @@ class Job:
             assert into["step"] == found.step
             return Resumed(found.step, into["version"])
 
-        return [_heard(one) for one in self.live(generation, world_size, resume)]
+        return [_heard(one) for one in self.run_ranks(generation, world_size, resume)]
 
 
 def _heard(one: Resumed | Exception) -> Resumed:

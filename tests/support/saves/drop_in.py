@@ -150,17 +150,17 @@ def resiliency_restart(folder: Path, *, persistent: bool) -> None:
     checkpoint = TorchAsyncCheckpoint(persistent_queue=persistent)
     both = [queue, checkpoint._get_async_calls_queue()]
     assert set(AsyncCallsQueue.get_instances()) == set(both)
-    for life in range(2):
-        path = folder / f"{life}-{rank}"
+    for turn in range(2):
+        path = folder / f"{turn}-{rank}"
         nothing: Any = None
-        request = AsyncRequest(torch.save, (torch.full((8,), float(life)), path), [], async_fn_kwargs=nothing)
+        request = AsyncRequest(torch.save, (torch.full((8,), float(turn)), path), [], async_fn_kwargs=nothing)
         request.add_finalize_fn(partial(path.rename, path.with_suffix(".pt")))
         queue.schedule_async_request(request)
-        checkpoint.async_save({"weight": torch.full((8,), float(life))}, folder / f"torch-{life}-{rank}.pt")
+        checkpoint.async_save({"weight": torch.full((8,), float(turn))}, folder / f"torch-{turn}-{rank}.pt")
         queue.maybe_finalize_async_calls(blocking=True, no_dist=False)
         checkpoint.finalize_async_save(blocking=True, no_dist=True)
-        assert torch.equal(torch.load(path.with_suffix(".pt")), torch.full((8,), float(life)))
-        assert torch.load(folder / f"torch-{life}-{rank}.pt")["weight"][0] == life
+        assert torch.equal(torch.load(path.with_suffix(".pt")), torch.full((8,), float(turn)))
+        assert torch.load(folder / f"torch-{turn}-{rank}.pt")["weight"][0] == turn
         if persistent:
             assert all(has_worker(one) for one in both)
         queue.schedule_async_request(AsyncRequest(time.sleep, (600.0,), []))
@@ -189,7 +189,7 @@ def megatron_loop(folder: Path, *, persistent: bool) -> None:
     from muster.worker.saves import AsyncCallsQueue, AsyncRequest
 
     rank = dist.get_rank()
-    for life in range(2):
+    for turn in range(2):
         asked = inspect.signature(AsyncCallsQueue.__init__).parameters
         more: dict[str, Any] = {"cpu_shm_mode": True} if "cpu_shm_mode" in asked else {}
         queue = AsyncCallsQueue(persistent=persistent, **more)
@@ -199,11 +199,11 @@ def megatron_loop(folder: Path, *, persistent: bool) -> None:
                 rank, cpu_priority=10, io_priority=None, cpu_shm_mode=True
             )
         done: list[int] = []
-        weight = torch.full((8,), float(life))
+        weight = torch.full((8,), float(turn))
         queue.schedule_async_request(
             AsyncRequest(
                 torch.save,
-                (weight, folder / f"{life}-{rank}.pt"),
+                (weight, folder / f"{turn}-{rank}.pt"),
                 [partial(done.append, 1)],
                 async_fn_kwargs={},
                 preload_fn=None,
@@ -212,8 +212,8 @@ def megatron_loop(folder: Path, *, persistent: bool) -> None:
         assert queue.get_num_unfinalized_calls() == 1
         queue.maybe_finalize_async_calls(True, no_dist=False)
         assert done == [1]
-        queue.close(abort=life == 0)
-        assert torch.equal(torch.load(folder / f"{life}-{rank}.pt"), weight)
+        queue.close(abort=turn == 0)
+        assert torch.equal(torch.load(folder / f"{turn}-{rank}.pt"), weight)
 
 
 def _expect_loaded(path: Path, value: float) -> None:

@@ -20,7 +20,7 @@ class Fate(Enum):
 
 
 class ModelBucket:
-    """One store, for all lives of a job.
+    """One store, for all generations of a job.
 
     Args:
         exclusive: whether one request can make an object only if it does not exist yet.

@@ -56,7 +56,7 @@ class Event:
     step: int
     path: str = ""
     round: int = 0
-    """The job's life between restarts. In each, a rank is one process."""
+    """The number of the job's restart. In each round, a rank is one process."""
     text: str = ""
 
 
@@ -115,9 +115,9 @@ def _steps_back(events: list[Event]) -> Iterator[str]:
     known_before = -1
     for _, of_round in groupby(events, key=lambda event: event.round):
         known = known_before
-        for rank, of_life in groupby(of_round, key=lambda event: event.rank):
+        for rank, of_process in groupby(of_round, key=lambda event: event.rank):
             newest = known_before
-            for event in of_life:
+            for event in of_process:
                 if event.what in ("latest", "loaded") and event.step < newest:
                     told = "latest() returned" if event.what == "latest" else "it loaded"
                     yield f"rank {rank}: {told} step {event.step} after step {newest}"
@@ -131,13 +131,13 @@ def _steps_back(events: list[Event]) -> Iterator[str]:
 
 def _untold_outcomes(events: list[Event]) -> Iterator[str]:
     """A process learns of its saves in their order; of all of them, if it ended well."""
-    for (round, rank), of_life in groupby(events, key=lambda event: (event.round, event.rank)):
-        life = list(of_life)
-        scheduled = [event.step for event in life if event.what == "scheduled"]
-        told = [event.step for event in life if event.what in ("finalized", "failed")]
+    for (round, rank), of_process in groupby(events, key=lambda event: (event.round, event.rank)):
+        seen = list(of_process)
+        scheduled = [event.step for event in seen if event.what == "scheduled"]
+        told = [event.step for event in seen if event.what in ("finalized", "failed")]
         if not scheduled:
             continue  # This history does not record it.
-        due = scheduled if life[-1].what == "closed" else scheduled[: len(told)]
+        due = scheduled if seen[-1].what == "closed" else scheduled[: len(told)]
         if told != due:
             yield f"round {round}, rank {rank}: it saved {scheduled}, and heard of {told}"
 

@@ -81,12 +81,12 @@ def in_bucket(
     objects: FsspecObjects,
     step: int,
     *,
-    life: SaveAttempt = SaveAttempt(0, 0),  # noqa: B008 - it is immutable
+    save: SaveAttempt = SaveAttempt(0, 0),  # noqa: B008 - it is immutable
     bucket: CheckpointBucket | None = None,
 ) -> Attempt:
     """Commit a checkpoint of two ranks to a bucket; a bucket that is given knows the earlier ones."""
     bucket = bucket or CheckpointBucket(objects, objects.url, "job1")
-    attempt = bucket.attempt(step, life)
+    attempt = bucket.attempt(step, save)
     held = {name: b"".join(items) for name, items in ITEMS.items()}
     held[MANIFEST] = manifest_of(ITEMS).encode()
     held |= {".entered-0": b"", ".entered-1": b""}

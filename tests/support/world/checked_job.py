@@ -30,8 +30,8 @@ class Succession:
     """One process took over a group from another of its rank."""
 
     prefix: str
-    life: int
-    """The first sequence of the group's membership."""
+    resets: int
+    """How often the group had been created or reset."""
     rank: int
     older: str
     newer: str
@@ -50,7 +50,7 @@ class CheckedJob(RuleBasedStateMachine):
         """The participants of the group "eval"; empty: all ranks."""
         self.odd: set[Client] = set()
         """Processes that see another world size than the others."""
-        self.lines: dict[tuple[int, int], RelayStream] = {}
+        self.relay_streams: dict[tuple[int, int], RelayStream] = {}
         """Each relay's, by relay and generation."""
         self.evicted: set[int] = set()
         """Ranks, at any time."""
@@ -59,9 +59,9 @@ class CheckedJob(RuleBasedStateMachine):
         self.called: dict[int, float] = {}
         """When a unary call spoke for a rank last."""
         self.answered: dict[tuple[int, int, str], int] = {}
-        """By epoch, life of the group and incarnation: the last barrier whose decision answered a call."""
+        """By epoch, resets of the group, and incarnation: the last barrier whose decision answered a call."""
         self.owned: dict[tuple[str, int], tuple[int, Process]] = {}
-        """By group and rank: the process that spoke last, and in which of the group's lives."""
+        """By group and rank: the last owner, and how often the group had been reset by then."""
         self.successions: list[Succession] = []
         """Processes that took over a group from another one in its current membership."""
         self.epoch = self.world.epoch
@@ -97,11 +97,11 @@ class CheckedJob(RuleBasedStateMachine):
             return size, self.subset
         return max(size, client.rank + 1), ()
 
-    def line(self, way: int | None, generation: int) -> RelayStream | None:
+    def relay_stream(self, way: int | None, generation: int) -> RelayStream | None:
         """The relay's stream of this way."""
         if way is None:
             return None
-        return self.lines.setdefault(
+        return self.relay_streams.setdefault(
             (way, generation), RelayStream(self.world, RUN, generation, f"relay-{way}")
         )
 
@@ -124,7 +124,7 @@ class CheckedJob(RuleBasedStateMachine):
     def may_be_taken_over(self, dead: Process) -> bool:
         of_rank = [client for client in self.world.clients if client.rank == dead.rank]
         newer = [client for client in of_rank if client.ordinal > dead.ordinal]
-        # A process that comes back from an earlier life gives all that came after it as long again.
+        # If an earlier process of the rank comes back, all later processes have as long again.
         came = [client.welcomed_at for client in of_rank] + [self.called.get(dead.rank)]
         if (newer or dead.rank in self.called) and self.world.now < SUCCESSION_WINDOW + max(
             moment for moment in came if moment is not None
@@ -140,7 +140,9 @@ class CheckedJob(RuleBasedStateMachine):
     def lineage(self, client: Client) -> set[str]:
         """The incarnations of its rank that are linked by groups which several of them joined."""
         joined = {
-            one.incarnation: {prefix for prefix, seat in one.seats.items() if seat.position is not None}
+            one.incarnation: {
+                prefix for prefix, membership in one.memberships.items() if membership.position is not None
+            }
             for one in self.world.clients
             if self.is_of_same_rank(one, client)
         }
@@ -156,23 +158,23 @@ class CheckedJob(RuleBasedStateMachine):
         """A living process that took over a group from a dead one is waited for in all groups of the dead."""
         if RUN not in self.world.coordinator.runs:
             return
-        run, lives = self.world.coordinator.runs[RUN], self.world.disk.eras
-        self.successions = [one for one in self.successions if one.life == lives[RUN, one.prefix]]
+        run, resets = self.world.coordinator.runs[RUN], self.world.disk.resets
+        self.successions = [one for one in self.successions if one.resets == resets[RUN, one.prefix]]
         if self.epoch != self.world.epoch:
             self.epoch = self.world.epoch
             self.successions = list(self.known_after_a_restart(run))
         for prefix, group in run.groups.items():
-            for rank, speaker in group.owners.items():
-                life, process = lives[RUN, prefix], speaker.process
-                before, last = self.owned.get((prefix, rank), (life, process))
-                if before == life and last.incarnation != process.incarnation:
+            for rank, owner in group.owners.items():
+                count, process = resets[RUN, prefix], owner.process
+                before, last = self.owned.get((prefix, rank), (count, process))
+                if before == count and last.incarnation != process.incarnation:
                     self.successions.append(
-                        Succession(prefix, life, rank, last.incarnation, process.incarnation)
+                        Succession(prefix, count, rank, last.incarnation, process.incarnation)
                     )
-                self.owned[prefix, rank] = life, process
+                self.owned[prefix, rank] = count, process
         for group in run.groups.values():
-            for rank, speaker in group.owners.items():
-                dead = speaker.process
+            for rank, owner in group.owners.items():
+                dead = owner.process
                 if dead.state.gone and group.generation == run.generation:
                     successors = (
                         run.roster.find(rank, one) for one in self.successors(rank, dead.incarnation)
@@ -204,15 +206,15 @@ class CheckedJob(RuleBasedStateMachine):
         return found - {incarnation}
 
     @invariant()
-    def each_line_speaks_for_those_who_ride_on_it(self) -> None:
-        """And for nobody else: what became of one rank was nothing to the others."""
+    def each_relay_stream_speaks_for_its_clients_alone(self) -> None:
+        """The end of one rank does not affect the other ranks of its relay."""
         sessions = self.world.coordinator.sessions
-        for line in self.lines.values():
-            assert not line.refused
-            assert not line.unanswered
-            if line.session is not None:
-                speaks = {r: p.incarnation for r, p in sessions.open[line.session].processes.items()}
-                assert speaks == {rank: client.incarnation for rank, client in line.riders.items()}
+        for stream in self.relay_streams.values():
+            assert not stream.refused
+            assert not stream.unanswered
+            if stream.session is not None:
+                speaks = {r: p.incarnation for r, p in sessions.open[stream.session].processes.items()}
+                assert speaks == {rank: client.incarnation for rank, client in stream.clients.items()}
         assert sessions.relayed == sum(len(s.processes) for s in sessions.open.values() if s.relay)
 
     @invariant()
@@ -266,8 +268,8 @@ class CheckedJob(RuleBasedStateMachine):
             case Reason.SUPERSEDED | Reason.NOT_JOINED:
                 assert self.was_superseded(client, refused.prefix)
             case Reason.SEQUENCE_BEHIND:
-                # The process that took its place, for a barrier or for good, may be forgotten with its life:
-                # then it goes on where it is told. Otherwise it must hear the release that it arrived at.
+                # A reset of the group may forget the process that took its place. Then it goes on at the
+                # sequence in the answer. Otherwise it must hear the release that it arrived at.
                 assert self.was_superseded(client, refused.prefix) or any(
                     other.arrived_at(refused.prefix, some(refused.sequence))
                     for other in self.world.clients
@@ -279,7 +281,7 @@ class CheckedJob(RuleBasedStateMachine):
     def was_superseded(self, client: Client, prefix: str) -> bool:
         """Whether a newer process of its rank has taken part in a group."""
         return any(
-            prefix in other.seats and other.ordinal > client.ordinal
+            prefix in other.memberships and other.ordinal > client.ordinal
             for other in self.world.clients
             if self.is_of_same_rank(other, client)
         )

@@ -29,12 +29,12 @@ TIMEOUT = 300.0
 
 @dataclass(eq=False)
 class GroupMembership:
-    """A client's place in one group."""
+    """A client's membership of one group."""
 
     shape: Shape
     position: int | None = None
-    era: int | None = None
-    """The group's era when it joined last."""
+    resets: int | None = None
+    """How often the group had been created or reset when the client joined last."""
     waiting: bool = False
     payload: bytes = b""
     failure: str | None = None
@@ -66,12 +66,12 @@ class Client:
         self.session: int | None = None
         self.broken_session: int | None = None
         """A stream that is gone, of which the coordinator does not know yet."""
-        self.line: RelayStream | None = None
-        """The relay's stream that it rides on; its session is that."""
-        self.broken_line: RelayStream | None = None
-        """One that it rode on, whose relay does not know yet that it has gone."""
+        self.relay_stream: RelayStream | None = None
+        """The relay's stream that it uses. Its session is the session of that stream."""
+        self.broken_relay_stream: RelayStream | None = None
+        """The stream that it used before, if the relay does not know yet that it has gone."""
         self.alive = True
-        self.seats: dict[str, GroupMembership] = {}
+        self.memberships: dict[str, GroupMembership] = {}
         self.refusals: list[Refused] = []
         self.closed: list[Closed] = []
         self.save_asked: SaveAsked | None = None
@@ -88,17 +88,17 @@ class Client:
         return ProcessInfo(self.rank, self.incarnation, self.host, self.pid, self.ordinal, age=age)
 
     @property
-    def life(self) -> history.Life:
-        return history.Life(self.run, self.rank, self.incarnation, self.generation, self.ordinal)
+    def rank_process(self) -> history.RankProcess:
+        return history.RankProcess(self.run, self.rank, self.incarnation, self.generation, self.ordinal)
 
     # ------------------------------------------------------------------ what it does
 
-    def connect(self, line: RelayStream | None = None) -> None:
+    def connect(self, stream: RelayStream | None = None) -> None:
         """Say hello, perhaps through a relay; join again where it was, and arrive again where it waits."""
         assert self.alive
         assert self.session is None
-        if line is not None:
-            line.enter(self)
+        if stream is not None:
+            stream.add_processes(self)
         else:
             self.session = self.world.open_session(self)
             self.world.do(Hello(self.session, self.run, self.generation, (self.info,)))
@@ -106,23 +106,23 @@ class Client:
 
     def resume(self) -> None:
         """Join again where it was, and arrive again where it waits."""
-        for prefix, seat in self.seats.items():
+        for prefix, membership in self.memberships.items():
             if self.session is not None:
                 self._join(prefix)
-            if self.session is not None and seat.waiting and seat.refused is None:
+            if self.session is not None and membership.waiting and membership.refused is None:
                 self._arrive(prefix)
 
     def join(self, prefix: str = CKPT, world_size: int = 0, participants: tuple[int, ...] = ()) -> int | None:
         """Take part in a group. Returns its position there."""
         size = world_size or self.world.world_size
-        self.seats.setdefault(prefix, GroupMembership(Shape(size, Ranks(participants))))
+        self.memberships.setdefault(prefix, GroupMembership(Shape(size, Ranks(participants))))
         self._join(prefix)
-        return self.seats[prefix].position
+        return self.memberships[prefix].position
 
     def _join(self, prefix: str) -> None:
         assert self.session is not None
-        shape = self.seats[prefix].shape
-        ranks = (self.rank,) if self.line is not None else ()
+        shape = self.memberships[prefix].shape
+        ranks = (self.rank,) if self.relay_stream is not None else ()
         self.world.do(JoinGroup(self.session, prefix, shape.world_size, shape.participants, ranks))
 
     def arrive(
@@ -136,12 +136,14 @@ class Client:
         report: WriteReport | None = None,
     ) -> Decision | None:
         """Arrive at its position. Returns the decision, if it is there already."""
-        if prefix not in self.seats:
+        if prefix not in self.memberships:
             self.join(prefix)
-        seat, position = self.seats[prefix], self.seats[prefix].position
+        membership, position = self.memberships[prefix], self.memberships[prefix].position
         self.about_to_arrive(prefix, payload, failure, timeout, progress_after, report)
         self._arrive(prefix)
-        return seat.heard[-1] if seat.heard and seat.heard[-1].sequence == position else None
+        return (
+            membership.heard[-1] if membership.heard and membership.heard[-1].sequence == position else None
+        )
 
     def about_to_arrive(
         self,
@@ -153,12 +155,17 @@ class Client:
         report: WriteReport | None = None,
     ) -> None:
         """What it will say, again and again, until it has heard."""
-        seat = self.seats[prefix]
-        assert seat.position is not None
-        seat.waiting, seat.payload, seat.failure, seat.timeout = True, payload, failure, timeout
-        seat.progress_after, seat.report = progress_after, report
-        seat.sent_at = self.world.now
-        seat.refused = None
+        membership = self.memberships[prefix]
+        assert membership.position is not None
+        membership.waiting, membership.payload, membership.failure, membership.timeout = (
+            True,
+            payload,
+            failure,
+            timeout,
+        )
+        membership.progress_after, membership.report = progress_after, report
+        membership.sent_at = self.world.now
+        membership.refused = None
 
     def arrive_again(self, prefix: str = CKPT) -> None:
         """Send the same arrival once more."""
@@ -166,12 +173,12 @@ class Client:
 
     def _arrive(self, prefix: str) -> None:
         assert self.session is not None
-        seat = self.seats[prefix]
-        assert seat.position is not None
-        self.world.arriving(self, prefix, seat)
-        arrival = Arrival(self.rank, seat.payload, seat.failure, seat.report)
-        asked = seat.timeout, (arrival,), seat.progress_after, self.world.now - seat.sent_at
-        self.world.do(Arrive(self.session, prefix, seat.position, *asked))
+        membership = self.memberships[prefix]
+        assert membership.position is not None
+        self.world.arriving(self, prefix, membership)
+        arrival = Arrival(self.rank, membership.payload, membership.failure, membership.report)
+        asked = membership.timeout, (arrival,), membership.progress_after, self.world.now - membership.sent_at
+        self.world.do(Arrive(self.session, prefix, membership.position, *asked))
 
     def step(self, number: int) -> None:
         """Tell how far the training has come."""
@@ -180,8 +187,8 @@ class Client:
 
     def goodbye(self) -> None:
         assert self.session is not None
-        if self.line is not None:
-            self.line.part(self, goodbye="done")
+        if self.relay_stream is not None:
+            self.relay_stream.remove_processes(self, goodbye="done")
         else:
             self.world.do(Goodbye(self.session))
         self.die()
@@ -193,18 +200,18 @@ class Client:
 
     def stream_breaks(self) -> None:
         """The stream breaks, and the coordinator does not see it yet."""
-        if self.line is not None:
-            self.broken_line, self.line, self.session = self.line, None, None
+        if self.relay_stream is not None:
+            self.broken_relay_stream, self.relay_stream, self.session = self.relay_stream, None, None
         elif self.session is not None:
             self.world.streams.pop(self.session)
             self.broken_session, self.session = self.session, None
 
-    def left_line(self, line: RelayStream) -> None:
-        """It rides there no more, and its relay knows it."""
-        if self.line is line:
-            self.session = self.line = None
-        if self.broken_line is line:
-            self.broken_line = None
+    def leave_relay_stream(self, stream: RelayStream) -> None:
+        """Leave a relay's stream, after the relay has noticed it."""
+        if self.relay_stream is stream:
+            self.session = self.relay_stream = None
+        if self.broken_relay_stream is stream:
+            self.broken_relay_stream = None
 
     def die(self) -> None:
         """The process ends; its stream breaks."""
@@ -224,26 +231,28 @@ class Client:
                 (self.ordinal,) = message.ordinals
                 self.welcomed_at = self.world.now
             case GroupJoined():
-                seat = self.seats[message.prefix]
+                membership = self.memberships[message.prefix]
                 ((_, start),) = message.positions
-                seat.refused = None
-                if seat.position is None:
-                    seat.position = start
-                era = self.world.disk.eras[self.run, message.prefix]
-                if seat.era != era:
-                    seat.era = era
-                    # Who comes back from an earlier era may start at a barrier of that one.
+                membership.refused = None
+                if membership.position is None:
+                    membership.position = start
+                resets = self.world.disk.resets[self.run, message.prefix]
+                if membership.resets != resets:
+                    membership.resets = resets
+                    # A client from before the reset may start at an older barrier.
                     group = self.world.disk.kept[GroupRecord, self.run, message.prefix]
                     assert isinstance(group, GroupRecord)
                     first = max(start, group.first_sequence)
-                    joined = history.Joined(self.life, message.prefix, first, tuple(seat.shape), era)
+                    joined = history.Joined(
+                        self.rank_process, message.prefix, first, tuple(membership.shape), resets
+                    )
                     self.world.history.append(joined)
             case Decision():
                 self._hear_decision(message)
             case Progress():
-                seat = self.seats[message.prefix]
-                assert (seat.waiting, seat.position) == (True, message.sequence)
-                seat.progress.append(message)
+                membership = self.memberships[message.prefix]
+                assert (membership.waiting, membership.position) == (True, message.sequence)
+                membership.progress.append(message)
             case Closed():
                 assert self.world.disk.closed(self.run) == message, "it is told before it is on disk"
                 self.closed.append(message)
@@ -256,12 +265,12 @@ class Client:
                 self._hear_refusal(message)
 
     def _hear_decision(self, decision: Decision) -> None:
-        seat = self.seats[decision.prefix]
+        membership = self.memberships[decision.prefix]
         payloads = {rank: payload.decode() for rank, payload in decision.payloads}
         missing = tuple(one.rank for one in decision.missing)
         self.world.history.append(
             history.Heard(
-                self.life,
+                self.rank_process,
                 decision.prefix,
                 decision.sequence,
                 decision.outcome.name,
@@ -270,25 +279,25 @@ class Client:
                 payloads,
             )
         )
-        if decision.sequence == seat.position:
-            assert seat.waiting, "it is told of a barrier that it has not arrived at"
-            seat.position += 1
-            seat.waiting = False
-            seat.heard.append(decision)
+        if decision.sequence == membership.position:
+            assert membership.waiting, "it is told of a barrier that it has not arrived at"
+            membership.position += 1
+            membership.waiting = False
+            membership.heard.append(decision)
 
     def _hear_refusal(self, refused: Refused) -> None:
         assert refused.refusal.message
         self.refusals.append(refused)
-        if refused.prefix in self.seats:
-            seat = self.seats[refused.prefix]
-            seat.refused, seat.waiting = refused.refusal.reason, False
-            self._go_on_after(refused, seat)
+        if refused.prefix in self.memberships:
+            membership = self.memberships[refused.prefix]
+            membership.refused, membership.waiting = refused.refusal.reason, False
+            self._go_on_after(refused, membership)
         if refused.final:
-            for seat in self.seats.values():
-                seat.refused, seat.waiting = refused.refusal.reason, False
+            for membership in self.memberships.values():
+                membership.refused, membership.waiting = refused.refusal.reason, False
             self.lose_connection()
 
-    def _go_on_after(self, refused: Refused, seat: GroupMembership) -> None:
+    def _go_on_after(self, refused: Refused, membership: GroupMembership) -> None:
         """Go on at another barrier, if the coordinator has no outcome of this one for the process."""
         if refused.refusal.reason is Reason.SEQUENCE_BEHIND:
             start = int(refused.refusal.metadata["start_sequence"])
@@ -296,23 +305,23 @@ class Client:
             start = int(refused.refusal.metadata["next_sequence"])
         else:
             return
-        seat.position = start
-        self.world.history.append(history.MovedOn(self.life, refused.prefix, start))
+        membership.position = start
+        self.world.history.append(history.MovedOn(self.rank_process, refused.prefix, start))
 
     # ------------------------------------------------------------------ for assertions
 
     def arrived_at(self, prefix: str, sequence: int) -> bool:
         """Whether it arrived at a barrier itself."""
-        return (self.life, prefix, sequence) in self.world.arrived
+        return (self.rank_process, prefix, sequence) in self.world.arrived
 
     @property
     def outcomes(self) -> list[Outcome]:
         """What it heard in the checkpoint group, in order."""
-        return [decision.outcome for decision in self.seats[CKPT].heard]
+        return [decision.outcome for decision in self.memberships[CKPT].heard]
 
     @property
     def last(self) -> Decision:
-        return self.seats[CKPT].heard[-1]
+        return self.memberships[CKPT].heard[-1]
 
     @property
     def reason(self) -> Reason:

@@ -53,7 +53,7 @@ class Disk:
         self.kept: dict[tuple[object, ...], StoredRecord] = {}
         self.decided: dict[tuple[str, str], list[Decision]] = {}
         """Every decision that was ever on disk, by group."""
-        self.eras: Counter[tuple[str, str]] = Counter()
+        self.resets: Counter[tuple[str, str]] = Counter()
         """How often each group was created or reset."""
         self.rounds: dict[str, list[RoundRecord]] = {}
         """Every round that was ever on disk, by run."""
@@ -93,7 +93,7 @@ class Disk:
                     self.places.add((record.run_id, record.node.incarnation, record.attempt, record.rank))
                 case GroupRecord():
                     self.kept[GroupRecord, record.run_id, record.prefix] = record
-                    self.eras[record.run_id, record.prefix] += 1
+                    self.resets[record.run_id, record.prefix] += 1
                 case ShapeRecord():
                     self.kept[ShapeRecord, record.run_id, record.prefix, record.number] = record
                 case RankOwnerRecord():

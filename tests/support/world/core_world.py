@@ -70,9 +70,9 @@ class World:
         self.disk = Disk()
         self.history: list[history.Event] = []
         self.streams: dict[int, Client] = {}
-        self.lines: dict[int, RelayStream] = {}
-        self.arrived: set[tuple[history.Life, str, int]] = set()
-        """Who arrived where: (life, prefix, sequence)."""
+        self.relay_streams: dict[int, RelayStream] = {}
+        self.arrived: set[tuple[history.RankProcess, str, int]] = set()
+        """Every arrival: (process, prefix, sequence)."""
         self.clients: list[Client] = []
         self.crash_next: Crash | None = None
         self.last = Effects()
@@ -89,7 +89,7 @@ class World:
     def count(self) -> int:
         return next(self._counter)
 
-    # ------------------------------------------------------------------ the coordinator's life
+    # ------------------------------------------------------------------ the coordinator
 
     def start_coordinator(self) -> None:
         self.epoch += 1
@@ -104,11 +104,11 @@ class World:
         """The coordinator is killed and starts again; every stream breaks."""
         for client in list(self.streams.values()):
             client.stream_breaks()
-        for line in list(self.lines.values()):
-            line.breaks(seen=False)
-            line.broken_sessions.clear()
+        for stream in list(self.relay_streams.values()):
+            stream.breaks(seen=False)
+            stream.broken_sessions.clear()
         for client in self.clients:
-            client.broken_session = client.broken_line = None
+            client.broken_session = client.broken_relay_stream = None
         self._present.clear()
         self.start_coordinator()
 
@@ -143,8 +143,8 @@ class World:
                 if session in self.streams:
                     assert not ranks, "ranks are for relays"
                     self.streams[session].hear(message)
-                elif session in self.lines:
-                    self.lines[session].hear(message, ranks)
+                elif session in self.relay_streams:
+                    self.relay_streams[session].hear(message, ranks)
         return effects
 
     def _check_counts(self) -> None:
@@ -205,14 +205,16 @@ class World:
         session, client.broken_session = client.broken_session, None
         if session is not None:
             self.do(Disconnected(session))
-        if client.broken_line is not None:
-            client.broken_line.part(client)
+        if client.broken_relay_stream is not None:
+            client.broken_relay_stream.remove_processes(client)
 
-    def line(self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)") -> RelayStream:
+    def open_relay_stream(
+        self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)"
+    ) -> RelayStream:
         """Open a relay's stream with these clients, which have no other stream."""
-        line = RelayStream(self, RUN, generation, name)
-        line.enter(*clients)
-        return line
+        stream = RelayStream(self, RUN, generation, name)
+        stream.add_processes(*clients)
+        return stream
 
     def evict(self, rank: int, reason: str = "", *, run: str = RUN) -> Message:
         """An operator sends a rank's processes away."""
@@ -273,13 +275,18 @@ class World:
 
     # ------------------------------------------------------------------ watching
 
-    def arriving(self, client: Client, prefix: str, seat: GroupMembership) -> None:
+    def arriving(self, client: Client, prefix: str, membership: GroupMembership) -> None:
         """A client is about to arrive."""
-        assert seat.position is not None
+        assert membership.position is not None
         self.history.append(
-            history.Arrived(client.life, prefix, seat.position, seat.payload.decode("utf-8", "replace"))
+            history.Arrived(
+                client.rank_process,
+                prefix,
+                membership.position,
+                membership.payload.decode("utf-8", "replace"),
+            )
         )
-        self.arrived.add((client.life, prefix, seat.position))
+        self.arrived.add((client.rank_process, prefix, membership.position))
 
     def _watch(
         self, event: Event, earlier: list[Decision], decided: list[Decision], deliveries: list[Delivery]
@@ -363,15 +370,20 @@ class World:
 
     def assert_nobody_waits_in_vain(self) -> None:
         """Check that the open barrier counts every client that waits with an open stream."""
-        riders = (
-            client for line in self.lines.values() for client in line.riders.values() if client.line is line
+        relayed = (
+            client
+            for stream in self.relay_streams.values()
+            for client in stream.clients.values()
+            if client.relay_stream is stream
         )
-        for client in (*self.streams.values(), *riders):
-            for prefix, seat in client.seats.items():
-                if seat.waiting:
+        for client in (*self.streams.values(), *relayed):
+            for prefix, membership in client.memberships.items():
+                if membership.waiting:
                     barrier = self.group(prefix, client.run).open
-                    assert barrier is not None, f"{client} waits at {prefix} #{seat.position}: none is open"
-                    assert barrier.sequence == seat.position
+                    assert barrier is not None, (
+                        f"{client} waits at {prefix} #{membership.position}: none is open"
+                    )
+                    assert barrier.sequence == membership.position
                     assert barrier.arrivals[client.rank].incarnation == client.incarnation
 
     def assert_good(self) -> None:

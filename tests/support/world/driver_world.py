@@ -85,13 +85,13 @@ class Rank:
         self.rank = rank
         self.world_size = world_size
         self.ordinal = ordinal
-        self.told: list[Message] = []
+        self.messages: list[Message] = []
         self.data: list[bytes] = []
         self._changed = asyncio.Event()
         self.id = driver.connect(self)
 
     def deliver(self, outgoing: Outgoing, ranks: AbstractSet[int] = NO_RANKS) -> None:
-        self.told.append(outgoing.message)
+        self.messages.append(outgoing.message)
         self.data.append(outgoing.data)
         self._changed.set()
 
@@ -108,11 +108,11 @@ class Rank:
 
     @property
     def heard(self) -> list[type]:
-        return [type(message) for message in self.told]
+        return [type(message) for message in self.messages]
 
     async def hears(self, kind: type[T]) -> T:
         """Wait for a message of a kind, and return the newest."""
-        while not (found := [message for message in self.told if isinstance(message, kind)]):
+        while not (found := [message for message in self.messages if isinstance(message, kind)]):
             self._changed.clear()
             await self._changed.wait()
         return found[-1]

@@ -5,7 +5,7 @@ clock that they share (on one host the monotonic clock), and it says which invar
 history breaks. Unit tests feed it from a simulated world, integration tests from real processes, which
 write one line of JSON per event (``to_line``, ``from_lines``).
 
-The idea by which it knows who spoke for a rank, without having seen the coordinator: an incarnation is
+The idea by which it knows which process owned a rank, without having seen the coordinator: an incarnation is
 told its first sequence when it joins, and a restarted one starts at the next undecided barrier. So of all
 incarnations that could arrive at a barrier, only the arrival of the newest counts, by invariant 11 (the newer
 fences the older).
@@ -25,8 +25,8 @@ MISMATCHED = "MISMATCHED"
 
 
 @dataclass(frozen=True)
-class Life:
-    """One incarnation: a process that speaks for a rank."""
+class RankProcess:
+    """One incarnation of a rank: a process that acts for it."""
 
     run: str
     rank: int
@@ -38,14 +38,14 @@ class Life:
 
 @dataclass(frozen=True)
 class Joined:
-    """A process was told, for the first time in an era of the group, where it starts."""
+    """A process was told, for the first time since the last reset of the group, where it starts."""
 
-    life: Life
+    process: RankProcess
     prefix: str
     start: int
     required: tuple[int, ...]
     """The ranks that the group's barriers cover, as this process knows it."""
-    era: int = 0
+    resets: int = 0
     """Rises when the group is reset because all processes had left; may rise with the generation."""
 
 
@@ -53,7 +53,7 @@ class Joined:
 class MovedOn:
     """A process was told that it hears no outcome of its barrier, and where it goes on."""
 
-    life: Life
+    process: RankProcess
     prefix: str
     start: int
 
@@ -62,7 +62,7 @@ class MovedOn:
 class Arrived:
     """A process is about to arrive, or to arrive again, at a barrier."""
 
-    life: Life
+    process: RankProcess
     prefix: str
     sequence: int
     payload: str = ""
@@ -72,7 +72,7 @@ class Arrived:
 class Heard:
     """A process was told the outcome of a barrier."""
 
-    life: Life
+    process: RankProcess
     prefix: str
     sequence: int
     outcome: str
@@ -103,17 +103,17 @@ class _Judge:
         self.history = history
         self.broken: list[str] = []
         self.joins: dict[tuple[str, str], list[Joined]] = defaultdict(list)
-        self.arrivals: dict[Barrier, dict[Life, list[tuple[int, Arrived]]]] = defaultdict(dict)
+        self.arrivals: dict[Barrier, dict[RankProcess, list[tuple[int, Arrived]]]] = defaultdict(dict)
         self.hearings: dict[Barrier, list[tuple[int, Heard]]] = defaultdict(list)
         for at, event in enumerate(history):
             match event:
                 case Joined():
-                    self.joins[event.life.run, event.prefix].append(event)
+                    self.joins[event.process.run, event.prefix].append(event)
                 case Arrived():
-                    lives = self.arrivals[event.life.run, event.prefix, event.sequence]
-                    lives.setdefault(event.life, []).append((at, event))
+                    processes = self.arrivals[event.process.run, event.prefix, event.sequence]
+                    processes.setdefault(event.process, []).append((at, event))
                 case Heard():
-                    self.hearings[event.life.run, event.prefix, event.sequence].append((at, event))
+                    self.hearings[event.process.run, event.prefix, event.sequence].append((at, event))
 
     def judge(self) -> list[str]:
         for barrier, heard in self.hearings.items():
@@ -129,22 +129,18 @@ class _Judge:
         first = heard[0]
         for other in heard[1:]:
             if (other.outcome, other.message, other.missing) != (first.outcome, first.message, first.missing):
-                self._broken(
-                    "one decision",
-                    barrier,
-                    f"{_name(first.life)} heard {_told(first)}, {_name(other.life)} heard {_told(other)}",
-                )
+                self._broken("one decision", barrier, f"{_text(first)}, {_text(other)}")
             elif None not in (first.payloads, other.payloads) and first.payloads != other.payloads:
                 self._broken("one decision", barrier, "two ranks were told different payloads")
 
     def _own_arrival_first(self, barrier: Barrier, heard: list[tuple[int, Heard]]) -> None:
         for at, hearing in heard:
-            arrivals = self.arrivals[barrier].get(hearing.life, [])
+            arrivals = self.arrivals[barrier].get(hearing.process, [])
             if not arrivals or arrivals[0][0] > at:
                 self._broken(
                     "own arrival",
                     barrier,
-                    f"{_name(hearing.life)} heard {hearing.outcome} and had not arrived at it",
+                    f"{_name(hearing.process)} heard {hearing.outcome} and had not arrived at it",
                 )
 
     def _missing(self, barrier: Barrier, heard: list[tuple[int, Heard]]) -> None:
@@ -162,7 +158,7 @@ class _Judge:
                 return
             if missing - required:
                 self._broken("missing", barrier, f"{sorted(missing - required)} are named and not required")
-            arrived = {life.rank for life in self._arrived_before(barrier, at)}
+            arrived = {process.rank for process in self._arrived_before(barrier, at)}
             forgotten = required - missing - arrived
             if forgotten:
                 self._broken("missing", barrier, f"{sorted(forgotten)} had not arrived and are not named")
@@ -171,45 +167,49 @@ class _Judge:
         at, hearing = heard
         arrived = self._arrived_before(barrier, at)
         joined = self._could_arrive(barrier)
-        required = next((j.required for j in joined if j.life == hearing.life), None)
+        required = next((j.required for j in joined if j.process == hearing.process), None)
         if required is None:
-            self._broken("own arrival", barrier, f"{_name(hearing.life)} was released and had not joined")
+            self._broken("own arrival", barrier, f"{_name(hearing.process)} was released and had not joined")
             return
-        newest = max((j.life.generation, j.era) for j in joined)
+        newest = max((j.process.generation, j.resets) for j in joined)
         for rank in required:
-            lives = [j.life for j in joined if (j.life.generation, j.era) == newest and j.life.rank == rank]
-            if not lives:
+            processes = [
+                j.process
+                for j in joined
+                if (j.process.generation, j.resets) == newest and j.process.rank == rank
+            ]
+            if not processes:
                 self._broken("everyone arrived", barrier, f"no rank {rank} of generation {newest[0]} joined")
                 continue
-            speaker = max(lives, key=lambda life: life.born)
-            if speaker not in arrived:
-                others = [_name(life) for life in arrived if life.rank == rank]
-                told = f"; {', '.join(others)} did, and no longer spoke for it" if others else ""
-                self._broken("everyone arrived", barrier, f"{_name(speaker)} had not arrived{told}")
+            owner = max(processes, key=lambda process: process.born)
+            if owner not in arrived:
+                others = [_name(process) for process in arrived if process.rank == rank]
+                older = f"; {', '.join(others)} did, and no longer owned it" if others else ""
+                self._broken("everyone arrived", barrier, f"{_name(owner)} had not arrived{older}")
             elif hearing.payloads is not None:
-                sent = {event.payload for _, event in self.arrivals[barrier][speaker]}
+                sent = {event.payload for _, event in self.arrivals[barrier][owner]}
                 if hearing.payloads.get(rank, "") not in sent:
-                    self._broken("payloads", barrier, f"{_name(speaker)} did not send what all were told")
+                    self._broken("payloads", barrier, f"{_name(owner)} did not send what all were told")
 
     def _in_step(self) -> None:
-        next_of: dict[tuple[Life, str], int] = {}
+        next_of: dict[tuple[RankProcess, str], int] = {}
         for event in self.history:
             if isinstance(event, Joined):
-                next_of.setdefault((event.life, event.prefix), event.start)
+                next_of.setdefault((event.process, event.prefix), event.start)
             if isinstance(event, MovedOn):
-                next_of[event.life, event.prefix] = event.start
+                next_of[event.process, event.prefix] = event.start
             if not isinstance(event, Heard):
                 continue
-            barrier = (event.life.run, event.prefix, event.sequence)
-            expected = next_of.get((event.life, event.prefix))
+            barrier = (event.process.run, event.prefix, event.sequence)
+            expected = next_of.get((event.process, event.prefix))
             if expected is None:
-                self._broken("in step", barrier, f"{_name(event.life)} heard of it before it joined")
+                self._broken("in step", barrier, f"{_name(event.process)} heard of it before it joined")
             elif event.sequence > expected:
-                self._broken("in step", barrier, f"{_name(event.life)} heard it before #{expected}")
-            next_of[event.life, event.prefix] = max(expected or 0, event.sequence + 1)
+                self._broken("in step", barrier, f"{_name(event.process)} heard it before #{expected}")
+            next_of[event.process, event.prefix] = max(expected or 0, event.sequence + 1)
 
-    def _arrived_before(self, barrier: Barrier, at: int) -> list[Life]:
-        return [life for life, events in self.arrivals[barrier].items() if events[0][0] < at]
+    def _arrived_before(self, barrier: Barrier, at: int) -> list[RankProcess]:
+        return [process for process, events in self.arrivals[barrier].items() if events[0][0] < at]
 
     def _could_arrive(self, barrier: Barrier) -> list[Joined]:
         run, prefix, sequence = barrier
@@ -225,12 +225,13 @@ class _Judge:
         self.broken.append(f'{rule}: barrier "{prefix}" #{sequence} of run {run}: {what}')
 
 
-def _name(life: Life) -> str:
-    return f"rank {life.rank} ({life.incarnation}, generation {life.generation})"
+def _name(process: RankProcess) -> str:
+    return f"rank {process.rank} ({process.incarnation}, generation {process.generation})"
 
 
-def _told(heard: Heard) -> str:
-    return f"{heard.outcome} missing {list(heard.missing)} {heard.message!r}"
+def _text(heard: Heard) -> str:
+    outcome = f"{heard.outcome} missing {list(heard.missing)} {heard.message!r}"
+    return f"{_name(heard.process)} heard {outcome}"
 
 
 # ---------------------------------------------------------------------- on paper
@@ -249,7 +250,7 @@ def from_lines(lines: Iterable[str]) -> list[Event]:
 def _from(data: dict[str, Any]) -> Event:
     kinds: dict[str, type[Event]] = {"Joined": Joined, "MovedOn": MovedOn, "Arrived": Arrived, "Heard": Heard}
     kind = kinds[data.pop("event")]
-    data["life"] = Life(**data["life"])
+    data["process"] = RankProcess(**data["process"])
     for name in ("required", "missing"):
         if name in data:
             data[name] = tuple(data[name])

@@ -26,40 +26,40 @@ def info(rank: int, incarnation: str = "", **more: Any) -> ProcessInfo:
 
 
 class Node:
-    """A relay's line that is written to by hand; what comes back is read, not acted upon."""
+    """A relay's stream that a test writes by hand. The test reads the answers, and nothing acts on them."""
 
     def __init__(self, world: World, *ranks: int, generation: int = 0, join: bool = True) -> None:
         self.world = world
         self.session = world.new_session()
         (self.welcome,) = world.ask(Hello(self.session, RUN, generation, (), RELAY))
         if ranks:
-            self.enter(*(info(rank) for rank in ranks))
+            self.add_processes(*(info(rank) for rank in ranks))
             if join:
                 world.do(JoinGroup(self.session, CKPT, world.world_size, ranks=ranks))
 
-    def enter(self, *processes: ProcessInfo) -> tuple[Entry, ...]:
-        entered = self.world.ask(AddProcesses(self.session, processes))[0]
-        return of_kind(ProcessesAdded, entered).entries
+    def add_processes(self, *processes: ProcessInfo) -> tuple[Entry, ...]:
+        added = self.world.ask(AddProcesses(self.session, processes))[0]
+        return of_kind(ProcessesAdded, added).entries
 
     def refused(self, *processes: ProcessInfo) -> list[Reason | None]:
         """Why each was refused, None if it was not."""
-        entries = self.enter(*processes)
+        entries = self.add_processes(*processes)
         return [entry.refusal.reason if entry.refusal is not None else None for entry in entries]
 
-    def part(self, *ranks: int, goodbye: str | None = None) -> None:
-        parted = [
+    def remove_processes(self, *ranks: int, goodbye: str | None = None) -> None:
+        removed = [
             one
             for one in self.world.ask(RemoveProcesses(self.session, ranks, goodbye))
             if isinstance(one, ProcessesRemoved)
         ]
-        assert parted == [ProcessesRemoved(ranks)]
+        assert removed == [ProcessesRemoved(ranks)]
 
     def arrive(self, *ranks: int, sequence: int = 0) -> None:
         self.world.do(Arrive(self.session, CKPT, sequence, TIMEOUT, tuple(Arrival(rank) for rank in ranks)))
 
     @property
-    def told(self) -> list[tuple[object, list[int]]]:
-        """What the last step told it, with the ranks that are named."""
+    def messages(self) -> list[tuple[object, list[int]]]:
+        """The messages of the last step to this stream, with the ranks that each names."""
         return [
             (message, sorted(to[self.session]))
             for to, message in self.world.last.deliveries
@@ -68,8 +68,8 @@ class Node:
 
     @property
     def refusals(self) -> list[Refused]:
-        """Those among it."""
-        return [message for message, _ in self.told if isinstance(message, Refused)]
+        """The refusals among the messages of the last step."""
+        return [message for message, _ in self.messages if isinstance(message, Refused)]
 
     @property
     def ranks(self) -> list[int]:

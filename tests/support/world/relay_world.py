@@ -389,17 +389,17 @@ class World:
         self.relays = [first, RelayNode(self, "node-1:1", None), RelayNode(self, "node-2:1", first)]
         self.arrived: dict[tuple[str, int], set[str]] = {}
         """The incarnations that have sent an arrival, by group and sequence."""
-        self.told: dict[tuple[str, int], common_pb2.Decision] = {}
+        self.decisions: dict[tuple[str, int], common_pb2.Decision] = {}
         self.released: dict[tuple[str, int, int], str] = {}
         """Which incarnation was told of a release, by group, sequence and rank."""
         self.decided: dict[tuple[str, int], int] = {}
         """The coordinator's own outcomes."""
         self._last_session = 0
-        self._last_life = 0
+        self._last_incarnation = 0
 
     def worker(self, rank: int, prefix: str, via: RelayNode | None) -> Worker:
-        self._last_life += 1
-        worker = Worker(self, rank, f"life-{self._last_life}", prefix)
+        self._last_incarnation += 1
+        worker = Worker(self, rank, f"process-{self._last_incarnation}", prefix)
         self.workers.append(worker)
         worker.connect(via)
         return worker
@@ -449,7 +449,7 @@ class World:
         key = decision.prefix, decision.sequence
         assert decision.prefix == worker.prefix
         assert self.decided[key] == decision.outcome, "told what was not decided"
-        before = self.told.setdefault(key, decision)
+        before = self.decisions.setdefault(key, decision)
         assert before.message == decision.message, "invariant 1 (one decision per barrier): there are two"
         if decision.outcome == common_pb2.OUTCOME_RELEASED:
             incarnation = worker.process.incarnation

@@ -53,7 +53,7 @@ class Stream:
 
     agent: "Agent"
     session: int
-    seats: dict[str, object]
+    memberships: dict[str, object]
     """None: an agent takes part in no barrier."""
 
     def hear(self, message: Message) -> None:
@@ -236,7 +236,7 @@ class RendezvousWorld(World):
     ) -> None:
         self.agents: list[Agent] = []
         self.settings = settings or nodes(2)
-        self.told: dict[tuple[str, int], dict[str, RoundComplete]] = {}
+        self.sent_rounds: dict[tuple[str, int], dict[str, RoundComplete]] = {}
         """What was ever told of a round, by incarnation."""
         self.present: dict[str, int] = {}
         """The stream that the coordinator knows to be open, by incarnation."""
@@ -304,7 +304,7 @@ class RendezvousWorld(World):
         assert record.world_size == told.world_size
         key = (agent.run, agent.incarnation, agent.attempt, told.rank)
         assert key in self.disk.places, "it is told before it is on disk"
-        others = self.told.setdefault((agent.run, told.round), {})
+        others = self.sent_rounds.setdefault((agent.run, told.round), {})
         assert others.get(agent.incarnation, told) == told, "a round is told differently the second time"
         others[agent.incarnation] = told
         assert len({one.rank for one in others.values()}) == len(others), "two nodes have one rank"

@@ -215,7 +215,7 @@ class Scenario:
         group, size, ranks = options.text("group", CKPT), options.number("size"), options.ranks("ranks")
         for name in names:
             client = self._client(name)
-            if size and group in client.seats:
+            if size and group in client.memberships:
                 assert client.session is not None
                 self.world.do(JoinGroup(client.session, group, size))
             else:

@@ -16,7 +16,7 @@ class Trainer:
     Args:
         world: the coordinator, and the network.
         rank: its own.
-        generation: the life of the job.
+        generation: the generation of the job.
         start: the step that it begins after.
     """
 
@@ -30,14 +30,14 @@ class Trainer:
         """Whether training is to end, by the barrier at which all said that they had saved."""
         self.blocked = False
         """Whether it waits for the others."""
-        position = self.client.seats[PREFIX].position
+        position = self.client.memberships[PREFIX].position
         assert position is not None
         self._course = Course(world.world_size, position)
         self._heard = 0
         self._known: SaveAsked | None = None
         if self._course.stands(self.asked) and not self._course.wants(self.asked):
             self.client.arrive(PREFIX, failure="it alone has restarted")
-            self._heard = len(self.client.seats[PREFIX].heard)
+            self._heard = len(self.client.memberships[PREFIX].heard)
 
     @property
     def asked(self) -> SaveAsked | None:
@@ -61,9 +61,9 @@ class Trainer:
         asked = self.asked
         if self._course.idle and self._course.wants(asked):
             assert asked is not None
-            seat = self.client.seats[PREFIX]
-            assert seat.position is not None
-            seat.position = max(seat.position, asked.since)
+            membership = self.client.memberships[PREFIX]
+            assert membership.position is not None
+            membership.position = max(membership.position, asked.since)
             self._course.promise(self.step)
             self._arrive()
 
@@ -76,7 +76,7 @@ class Trainer:
 
     def look(self) -> None:
         """Take what it has heard meanwhile."""
-        heard = self.client.seats[PREFIX].heard
+        heard = self.client.memberships[PREFIX].heard
         while self._heard < len(heard):
             decision = heard[self._heard]
             self._heard += 1
@@ -99,7 +99,7 @@ class Trainer:
             case Next.WAIT:
                 self.blocked = True
             case Next.SAVE:
-                self.saved[self.client.seats[PREFIX].heard[-1].sequence] = step
+                self.saved[self.client.memberships[PREFIX].heard[-1].sequence] = step
                 self.blocked = True
                 self._arrive()
 

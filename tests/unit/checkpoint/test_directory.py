@@ -93,9 +93,9 @@ def test_a_marker_that_is_a_folder_is_none(folder: CheckpointDirectory):
 
 def test_leftovers_are_swept_and_others_files_are_not(folder: CheckpointDirectory):
     commit(folder, 1)
-    left = [folder.unfinished(step, life) for step, life in ((2, SaveAttempt(3, 1)), (2, SaveAttempt(2, 9)))]
+    left = [folder.unfinished(step, save) for step, save in ((2, SaveAttempt(3, 1)), (2, SaveAttempt(2, 9)))]
     left += [folder.folder / ".step-0000000007.torn-name", folder.folder / ".removed-step-0000000000"]
-    begun = [folder.unfinished(step, life) for step, life in ((3, SaveAttempt(3, 2)), (1, SaveAttempt(4, 0)))]
+    begun = [folder.unfinished(step, save) for step, save in ((3, SaveAttempt(3, 2)), (1, SaveAttempt(4, 0)))]
     others = folder.folder / ".git"
     for path in (*left, *begun, others):
         path.mkdir()
@@ -257,7 +257,7 @@ def test_a_look_that_retention_overtakes_is_taken_again(tmp_path: Path, monkeypa
 
 
 def test_checkpoint_cannot_be_committed_during_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An earlier life's rank 0 commits while a new one cleans up."""
+    """Rank 0 of an earlier generation commits while a new one cleans up."""
     old, new = CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path)
     unfinished = old.unfinished(1, SaveAttempt(0, 0))
     unfinished.mkdir()
@@ -308,7 +308,7 @@ def test_field_that_is_not_known_is_ignored(folder: CheckpointDirectory):
 
 
 def test_drafts_of_two_runs_differ_and_a_run_that_saves_sweeps_only_its_own(tmp_path: Path):
-    """A job that is started again under another run id counts its lives from the start again."""
+    """A job that is started again under another run id counts its generations from the start again."""
     old, new = CheckpointDirectory(tmp_path, "slurm-1"), CheckpointDirectory(tmp_path, "slurm-2")
     drafts = [one.unfinished(1, SaveAttempt(0, 0)) for one in (old, new)]
     for draft in drafts:

@@ -93,7 +93,7 @@ def test_checkpoints_of_adapters_are_listed_by_the_number_in_their_name(tmp_path
 
 
 def test_checkpoint_with_an_interrupted_replacement_is_listed(tmp_path: Path):
-    """Between two renames an adapter's checkpoint has this name only, and the next life gives it back."""
+    """Between two renames an adapter's checkpoint has this name only, and the next generation restores it."""
     by_adapter(tmp_path / "last").rename(tmp_path / ".last.replaced")
     assert names(tmp_path) == [".last.replaced"]
     by_adapter(tmp_path / "last")

@@ -130,8 +130,8 @@ def seen_by_two(*events: tuple[int, int, str, int, str], hurt_after: int | None 
             assert model.is_copied
             model.hurt()
             assert not model.is_copied
-        text, _, life = text.partition(" ")
-        wrong += model.see(Event(rank, what, step, life, round, text))
+        text, _, saved_round = text.partition(" ")
+        wrong += model.see(Event(rank, what, step, saved_round, round, text))
     return wrong
 
 
@@ -206,7 +206,7 @@ def test_model_of_rounds_finds_an_abandoned_step_that_comes_back():
         (["resumed 3", "saved 5"], ["resumed 3"], "the steps [5] were saved after 3"),
     ],
 )
-def test_judge_of_an_adapter_finds_a_wrong_life(zero: list[str], one: list[str], wrong: str):
+def test_judge_of_an_adapter_finds_a_wrong_generation(zero: list[str], one: list[str], wrong: str):
     committed = Committed()
     assert committed.judge([["saved 1", "saved 2", "saved 3"], ["saved 1", "saved 2"]]) == []
     found = committed.judge([zero, one])

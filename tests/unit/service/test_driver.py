@@ -38,14 +38,14 @@ async def test_events_are_taken_in_order():
         rank = Rank(driver, 0, world_size=1)
         rank.arrive(0).hello().arrive(0).arrive(1)
         await settle()
-        assert [type(message).__name__ for message in rank.told] == [
+        assert [type(message).__name__ for message in rank.messages] == [
             "Refused",
             "Welcome",
             "GroupJoined",
             "Decision",
             "Decision",
         ]
-        assert [m.sequence for m in rank.told if isinstance(m, Decision)] == [0, 1]
+        assert [m.sequence for m in rank.messages if isinstance(m, Decision)] == [0, 1]
 
 
 async def test_events_of_one_loop_tick_are_one_commit():
@@ -98,7 +98,7 @@ async def test_batch_without_records_needs_no_commit():
     async with driving(engine) as driver:
         rank = Rank(driver, 0).arrive()
         assert await runs(driver) == []
-        assert len(rank.told) == 1
+        assert len(rank.messages) == 1
         assert engine.commits == []
 
 
@@ -112,7 +112,7 @@ async def test_round_is_not_delivered_before_its_commit():
         commit = await engine.begun.get()
         assert commit.kinds == ["agreement", "participant", "round", "run"]
         await settle()
-        assert (node.told, observer.rounds, observer.notices) == ([], [], [])
+        assert (node.messages, observer.rounds, observer.notices) == ([], [], [])
         commit.end()
         assert await node.hears(RoundComplete) == RoundComplete(0, 0, 1)
         assert node.heard == [Standing, RoundComplete]
@@ -129,7 +129,7 @@ async def test_nothing_is_delivered_before_its_commit():
         commit = await engine.begun.get()
         assert commit.kinds == ["decision", "group", "run", "speaker", "speaker"]
         await settle()
-        assert [rank.told for rank in ranks] == [[], []]
+        assert [rank.messages for rank in ranks] == [[], []]
         assert observer.decisions == []
         assert observer.commits == 0
         assert not changed.is_set()
@@ -211,7 +211,7 @@ async def test_disconnected_session_gets_no_messages():
         driver.submit(Disconnected(gone.id))
         commit.end()
         await there.hears(Decision)
-        assert gone.told == []
+        assert gone.messages == []
 
 
 async def test_watcher_is_woken_until_it_stops_watching():
@@ -242,7 +242,7 @@ async def test_decision_is_encoded_once_for_all_receivers():
         ranks = [Rank(driver, number, world_size=100).hello().arrive() for number in range(100)]
         await settle()
         (decision,) = (message for message in encoded if isinstance(message, Decision))
-        assert all(rank.told[-1] is decision for rank in ranks)
+        assert all(rank.messages[-1] is decision for rank in ranks)
         assert all(rank.data[-1] is ranks[0].data[-1] for rank in ranks)
 
 
@@ -274,7 +274,7 @@ async def test_next_batch_gathers_during_a_commit_and_is_committed_after_it():
         assert rank.heard == [Welcome, GroupJoined, Decision], "the first batch, and no more"
         second.end()
         await runs(driver)
-        assert [of_kind(Decision, message).sequence for message in rank.told[2:]] == [0, 1, 2, 3]
+        assert [of_kind(Decision, message).sequence for message in rank.messages[2:]] == [0, 1, 2, 3]
         assert observer.commits == 2
 
 
@@ -285,11 +285,11 @@ async def test_message_without_a_record_does_not_overtake_a_waiting_one():
         commit = await engine.begun.get()
         rank.arrive(99)
         await settle()
-        assert rank.told == []
+        assert rank.messages == []
         commit.end()
         await rank.hears(Decision)
         await settle()
-        assert [type(message).__name__ for message in rank.told[2:]] == ["Decision", "Refused"]
+        assert [type(message).__name__ for message in rank.messages[2:]] == ["Decision", "Refused"]
 
 
 # ---------------------------------------------------------------------- the end

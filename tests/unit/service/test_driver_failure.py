@@ -82,7 +82,7 @@ async def test_failing_commit_delivers_nothing_and_stops_the_driver():
         later = asyncio.create_task(runs(driver))
         ranks[0].arrive(1)
         await settle()
-        assert [rank.told for rank in ranks] == [[], []]
+        assert [rank.messages for rank in ranks] == [[], []]
         assert (observer.decisions, observer.notices, observer.commits) == ([], [], 0)
         assert engine.begun.empty()
         assert not gathered.done()
@@ -110,7 +110,7 @@ async def test_driver_without_a_certain_lease_delivers_nothing_even_if_durable()
         commit.end()
         with pytest.raises(LeadLostError):
             await driver.failed
-        assert rank.told == []
+        assert rank.messages == []
         assert observer.decisions == []
 
 
@@ -131,13 +131,13 @@ async def test_driver_without_a_certain_lease_asks_no_process():
     async with driving(engine) as driver:
         rank = Rank(driver, 0)
         driver.tell(rank.id, Inspect(1))
-        assert rank.told == [Inspect(1)]
+        assert rank.messages == [Inspect(1)]
         engine.leads = False
         driver.tell(rank.id, Inspect(2))
         with pytest.raises(LeadLostError):
             await driver.failed
         driver.tell(rank.id, Inspect(3))
-        assert rank.told == [Inspect(1)]
+        assert rank.messages == [Inspect(1)]
 
 
 async def test_engine_that_does_not_block_fails_alike():
@@ -204,16 +204,16 @@ async def test_rank_gets_the_same_decision_after_a_restart(failure, outcome):
         first = await zero.hears(Decision)
         assert first.outcome is outcome
         assert Decision not in one.heard
-        ordinals = [of_kind(Welcome, rank.told[0]).ordinals[0] for rank in (zero, one)]
+        ordinals = [of_kind(Welcome, rank.messages[0]).ordinals[0] for rank in (zero, one)]
     async with driving(engine) as driver:
         assert driver.coordinator.epoch == 2
         back = [Rank(driver, number, ordinal=ordinals[number]).hello().arrive() for number in (1, 0)]
         for rank in back:
             await rank.hears(Decision)
-            assert rank.told[1] == GroupJoined(CKPT, ((rank.rank, 0),))
+            assert rank.messages[1] == GroupJoined(CKPT, ((rank.rank, 0),))
             assert rank.data[-1] == zero.data[-1], "to the last byte"
         for rank in back:
-            rank.told.clear()
+            rank.messages.clear()
             rank.arrive(1)
         assert (await back[0].hears(Decision)).sequence == 1
 

@@ -72,7 +72,7 @@ async def test_void_deadline_decides_nothing():
     async with driving(MemoryEngine(), clock=LoopClock()) as driver:
         zero, one = (Rank(driver, number).hello().arrive(timeout=20.0) for number in range(2))
         await one.hears(Decision)
-        zero.told.clear()
+        zero.messages.clear()
         zero.arrive(1, timeout=300.0)
         assert (await zero.hears(Decision)).outcome is Outcome.TIMED_OUT
         assert asyncio.get_running_loop().time() == START + 300
@@ -86,7 +86,7 @@ async def test_members_that_stay_away_after_a_restart_are_lost_after_the_ttl():
         zero, one = (Rank(driver, number).hello() for number in range(2))
         await one.hears(GroupJoined)
     async with driving(engine, clock=LoopClock()) as driver:
-        zero = Rank(driver, 0, ordinal=of_kind(Welcome, zero.told[0]).ordinals[0]).hello().arrive()
+        zero = Rank(driver, 0, ordinal=of_kind(Welcome, zero.messages[0]).ordinals[0]).hello().arrive()
         decision = await zero.hears(Decision)
         assert asyncio.get_running_loop().time() == START + TTL
         assert decision.outcome is Outcome.MEMBER_LOST
@@ -106,7 +106,7 @@ async def test_restored_members_have_the_ttl_from_when_the_coordinator_serves():
         await asyncio.sleep(2 * TTL)
         driver.serve()
         await asyncio.sleep(TTL - 1.0)
-        zero = Rank(driver, 0, ordinal=of_kind(Welcome, zero.told[0]).ordinals[0]).hello().arrive()
+        zero = Rank(driver, 0, ordinal=of_kind(Welcome, zero.messages[0]).ordinals[0]).hello().arrive()
         again = join(driver, complete.round)
         await again.hears(RoundComplete)
         decision = await zero.hears(Decision)
@@ -144,7 +144,7 @@ async def test_returning_member_is_not_lost_after_a_pause_of_the_coordinator():
         await asyncio.sleep(TTL / 2)
         stand_still(TTL)
         await asyncio.sleep(0.5)
-        Rank(driver, 1, ordinal=of_kind(Welcome, one.told[0]).ordinals[0]).hello().arrive()
+        Rank(driver, 1, ordinal=of_kind(Welcome, one.messages[0]).ordinals[0]).hello().arrive()
         assert (await zero.hears(Decision)).outcome is Outcome.RELEASED
 
 

@@ -92,7 +92,7 @@ class Stub:
         self._time = time
 
     def Operate(self, *_: object, **__: object) -> Any:  # noqa: N802
-        """No streams: ``test_store_line.py`` has them."""
+        """No streams: ``test_store_stream.py`` has them."""
         raise Failure(grpc.StatusCode.UNIMPLEMENTED)
 
     def __getattr__(self, method: str) -> Any:

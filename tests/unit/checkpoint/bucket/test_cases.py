@@ -29,17 +29,17 @@ def bucket(objects: FsspecObjects) -> CheckpointBucket:
 
 
 def written(
-    objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: SaveAttempt = FIRST
+    objects: FsspecObjects, bucket: CheckpointBucket, step: int, save: SaveAttempt = FIRST
 ) -> Attempt:
-    attempt = bucket.attempt(step, life)
+    attempt = bucket.attempt(step, save)
     objects.put(f"{attempt.name}/data", str(step).encode())
     return attempt
 
 
 def commit(
-    objects: FsspecObjects, bucket: CheckpointBucket, step: int, life: SaveAttempt = FIRST
+    objects: FsspecObjects, bucket: CheckpointBucket, step: int, save: SaveAttempt = FIRST
 ) -> Committed:
-    attempt = written(objects, bucket, step, life)
+    attempt = written(objects, bucket, step, save)
     made = Committed(step, 2, "job", "save", step, bucket.path(attempt))
     return bucket.commit(attempt, made, {"data": len(str(step))})
 
@@ -55,8 +55,8 @@ def test_latest_finds_the_checkpoint_committed_last(objects: FsspecObjects, buck
 
 
 def test_latest_takes_the_later_commit_of_a_step(objects: FsspecObjects, bucket: CheckpointBucket):
-    lives = [SaveAttempt(1, 10), SaveAttempt(2, 0), SaveAttempt(1, 9)]
-    made = [commit(objects, bucket, 3, life) for life in lives]
+    saves = [SaveAttempt(1, 10), SaveAttempt(2, 0), SaveAttempt(1, 9)]
+    made = [commit(objects, bucket, 3, save) for save in saves]
     assert bucket.latest() == made[2]
 
 

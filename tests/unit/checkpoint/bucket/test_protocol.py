@@ -1,4 +1,4 @@
-"""The protocol on a store without rename, between any two requests: kills, lost answers, two lives."""
+"""The protocol on a store without rename, between any two requests: kills, lost answers, two generations."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ FAULTS = (Fate.LOST, Fate.FAILED, Fate.TWICE, None)
 
 @dataclass(eq=False)
 class Job:
-    """One life of a job: rank 0's thread, which commits and sweeps, and a child for each rank and save."""
+    """One generation: rank 0's thread, which commits and sweeps, and a child for each rank and save."""
 
     world: "World"
     generation: int
@@ -196,7 +196,7 @@ def _surviving(program: Callable[[], None]) -> Callable[..., None]:
         try:
             program()
         except OSError:
-            return  # A life that cannot begin ends with that.
+            return  # A generation that cannot begin ends here.
 
     return run
 
@@ -214,7 +214,7 @@ def begin(world: World, generation: int, run: str) -> Job:
 
 
 def settle(world: World) -> None:
-    """A last life begins, and nothing fails any more."""
+    """Begin a last generation, in which nothing fails."""
     last = CheckpointBucket(world.objects, "s3://b/job", "the last")
 
     def sweep() -> None:
@@ -268,7 +268,7 @@ def test_a_life_alone_to_which_nothing_happens_commits_all(seed: int, keep_last:
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32), faults=st.sampled_from([0.02, 0.1]), keep_last=st.sampled_from([None, 1]))
-def test_without_exclusive_requests_lives_after_each_other_are_as_safe(
+def test_without_exclusive_requests_successive_generations_are_as_safe(
     seed: int, faults: float, keep_last: int | None
 ):
     world = World(exclusive=False, keep_last=keep_last)

@@ -224,10 +224,10 @@ def test_close_with_abort_ends_open_barriers(job):
     zero.arrive("eval")
     job.close("me", "disk\x1b full", abort=True)
     for prefix in (CKPT, "eval"):
-        decision = zero.seats[prefix].heard[-1]
+        decision = zero.memberships[prefix].heard[-1]
         assert decision.outcome is Outcome.ABORTED
         assert "was aborted: run job1 was closed by me: disk\\x1b full" in decision.message
-    assert one.arrive() == zero.seats[CKPT].heard[-1]
+    assert one.arrive() == zero.memberships[CKPT].heard[-1]
 
 
 def test_run_that_is_closed_may_have_its_barriers_ended_later(job):

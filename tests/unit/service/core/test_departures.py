@@ -174,12 +174,14 @@ def test_process_that_ran_when_others_left_fails_at_once(early, pause):
     world.assert_good()
 
 
-lives = st.lists(st.tuples(ranks, ends, st.sampled_from(["hello", "join", "arrive"])), min_size=1, max_size=6)
+memberships = st.lists(
+    st.tuples(ranks, ends, st.sampled_from(["hello", "join", "arrive"])), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=400, deadline=None)
 @given(
-    past=st.lists(st.tuples(lives, st.sampled_from([2, 4])), min_size=1, max_size=3),
+    past=st.lists(st.tuples(memberships, st.sampled_from([2, 4])), min_size=1, max_size=3),
     size=st.sampled_from([2, 4]),
     order=st.permutations(range(4)),
     pauses=st.lists(pauses, min_size=4, max_size=4),
@@ -192,12 +194,12 @@ def test_restarted_job_never_fails_by_earlier_goodbyes(past, size, order, pauses
     Its processes begin when those before them have ended, of which the coordinator may hear later.
     """
     world = World(4)
-    for life, past_size in past:
-        before = [(world.start(rank % past_size), how, did) for rank, how, did in life]
+    for membership, past_size in past:
+        before = [(world.start(rank % past_size), how, did) for rank, how, did in membership]
         for client, _, did in before:
             if did != "hello":
                 client.join(world_size=past_size)
-            if did == "arrive" and client.seats[CKPT].position is not None:
+            if did == "arrive" and client.memberships[CKPT].position is not None:
                 client.arrive()
         for client, how, _ in before:
             if client.session is not None:

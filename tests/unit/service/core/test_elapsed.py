@@ -183,7 +183,7 @@ def test_arrival_that_is_sent_twice_to_one_coordinator_changes_nothing():
 def test_absurd_wait_ends_only_its_barrier():
     world = patient(2)
     zero, one = world.ranks()
-    zero.seats[CKPT].waiting = True
+    zero.memberships[CKPT].waiting = True
     world.do(Arrive(some(zero.session), CKPT, 0, TIMEOUT, (Arrival(0),), 0.0, HUGE))
     world.tick()
     assert (zero.last.outcome, zero.last.wait) == (Outcome.TIMED_OUT, TIMEOUT)
@@ -192,7 +192,7 @@ def test_absurd_wait_ends_only_its_barrier():
 
 
 def progress(client: Client) -> list[Progress]:
-    return client.seats[CKPT].progress
+    return client.memberships[CKPT].progress
 
 
 def test_warning_comes_when_it_would_have_come():
@@ -234,14 +234,14 @@ def test_no_warning_comes_when_the_end_is_near():
     assert (zero.outcomes, progress(zero)) == ([Outcome.TIMED_OUT], [])
 
 
-lives = st.lists(st.tuples(st.floats(0.01, 40), st.floats(0, 20), st.booleans()), min_size=1, max_size=30)
+uptimes = st.lists(st.tuples(st.floats(0.01, 40), st.floats(0, 20), st.booleans()), min_size=1, max_size=30)
 """How long a coordinator lived, how long none was there, and which rank came back first."""
 
 
 @settings(deadline=None)
-@given(lives=lives, timeout=st.floats(0.5, 60), between=st.floats(0, 30))
+@given(uptimes=uptimes, timeout=st.floats(0.5, 60), between=st.floats(0, 30))
 def test_wait_ends_although_coordinators_are_killed_repeatedly(
-    lives: list[tuple[float, float, bool]], timeout: float, between: float
+    uptimes: list[tuple[float, float, bool]], timeout: float, between: float
 ):
     """At the timeout, if a coordinator is there for a moment then; within twice the timeout in any case."""
     world = patient(3)
@@ -251,7 +251,7 @@ def test_wait_ends_although_coordinators_are_killed_repeatedly(
     world.wait(min(between, timeout / 2))
     one.arrive(timeout=timeout)
     longest_absence = 0.0
-    for lived, absent, backwards in lives:
+    for lived, absent, backwards in uptimes:
         last = float("inf")
         for client in (one, zero) if backwards else (zero, one):
             if client.session is None:

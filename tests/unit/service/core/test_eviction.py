@@ -25,7 +25,7 @@ def test_barriers_that_need_an_evicted_rank_fail_at_once_and_say_so(world):
     zero.arrive()
     two.arrive("eval")
     assert world.evict(1, "bad disk") == Evicted()
-    for decision in (zero.last, two.seats["eval"].heard[-1]):
+    for decision in (zero.last, two.memberships["eval"].heard[-1]):
         assert decision.outcome is Outcome.MEMBER_LOST
     (first, second) = zero.last.missing
     assert (first.rank, first.state, first.host, first.pid) == (1, MissingState.EVICTED, one.host, one.pid)

@@ -58,7 +58,7 @@ def test_rank_hears_its_release_when_a_new_process_came_first(newcomer, restarts
         world.crash()
     heal(world, one, two)
     for client in (one, two):
-        assert [decision.outcome for decision in client.seats[CKPT].heard] == [Outcome.RELEASED]
+        assert [decision.outcome for decision in client.memberships[CKPT].heard] == [Outcome.RELEASED]
         assert client.last.payloads == ((0, b"0"), (1, b"1"), (2, b"2"))
         assert client.refusals == []
     world.assert_good()
@@ -103,9 +103,9 @@ def test_rank_hears_its_release_after_two_absences_without_a_decision():
     world.start(0).die()
     world.wait(TTL + 1.0)
     world.start(0)
-    one.seats[CKPT].waiting = False
+    one.memberships[CKPT].waiting = False
     one.connect()
-    one.seats[CKPT].waiting = True
+    one.memberships[CKPT].waiting = True
     partition(world, *(client for client in world.clients if client.session is not None))
     for client in world.clients:
         world.coordinator_sees_it(client)
@@ -173,7 +173,7 @@ def answers_of_calls(world, rank, count):
 
 
 def fail_alone(world, rank):
-    """A new process of a rank begins another life, in which one barrier times out."""
+    """A new process of a rank begins another membership, in which one barrier times out."""
     alone = world.start(rank)
     alone.arrive(timeout=1.0)
     world.wait(2.0)
@@ -205,7 +205,7 @@ def test_newer_process_of_the_rank_does_not_hear_the_release():
     released_unheard(world)
     again = world.start(1)
     again.join()
-    assert again.seats[CKPT].position == 1
+    assert again.memberships[CKPT].position == 1
 
 
 def test_older_process_is_refused_when_a_newer_one_of_its_rank_joined():

@@ -3,21 +3,21 @@
 import pytest
 
 from tests.support.world import history
-from tests.support.world.history import Arrived, Heard, Joined, Life, violations
+from tests.support.world.history import Arrived, Heard, Joined, RankProcess, violations
 
-A0 = Life("job1", 0, "a0", born=1)
-A1 = Life("job1", 1, "a1", born=2)
-B1 = Life("job1", 1, "b1", born=3)
+A0 = RankProcess("job1", 0, "a0", born=1)
+A1 = RankProcess("job1", 1, "a1", born=2)
+B1 = RankProcess("job1", 1, "b1", born=3)
 BOTH = (0, 1)
 
 
-def arrived(life, sequence):
-    return Arrived(life, "ckpt", sequence, payload=f"{life.rank}")
+def arrived(process, sequence):
+    return Arrived(process, "ckpt", sequence, payload=f"{process.rank}")
 
 
-def heard(life, sequence, outcome=history.RELEASED, message="well", missing=()):
+def heard(process, sequence, outcome=history.RELEASED, message="well", missing=()):
     payloads = {0: "0", 1: "1"} if outcome == history.RELEASED else {}
-    return Heard(life, "ckpt", sequence, outcome, message, missing, payloads)
+    return Heard(process, "ckpt", sequence, outcome, message, missing, payloads)
 
 
 def a_good_history():
@@ -77,8 +77,8 @@ def seeded(name):
             del events[13]
             del events[-1]
         case "released by an older generation":
-            events[12] = Joined(Life("job1", 1, "b1", 1, 3), "ckpt", 2, BOTH)
-            events[13] = Arrived(Life("job1", 1, "b1", 1, 3), "ckpt", 2, "1")
+            events[12] = Joined(RankProcess("job1", 1, "b1", 1, 3), "ckpt", 2, BOTH)
+            events[13] = Arrived(RankProcess("job1", 1, "b1", 1, 3), "ckpt", 2, "1")
             del events[-1]
         case "heard before it arrived":
             events[4], events[5] = events[5], events[4]

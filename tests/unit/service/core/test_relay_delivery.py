@@ -31,7 +31,7 @@ def test_decision_for_a_relay_names_its_ranks(world: World):
     nodes[0].arrive(0)
     own.arrive()
     (decision,) = world.last.decisions
-    assert [node.told for node in nodes] == [[(decision, [0, 1])], [(decision, [2])]]
+    assert [node.messages for node in nodes] == [[(decision, [0, 1])], [(decision, [2])]]
     (delivery,) = world.last.deliveries
     assert delivery.audience[some(own.session)] == frozenset()
 
@@ -41,31 +41,31 @@ def test_failure_and_progress_go_only_to_arrived_ranks(world: World):
     node.arrive(0, 2)
     world.tick()  # The missing are asked what they do.
     world.tick()
-    ((_, ranks),) = node.told
+    ((_, ranks),) = node.messages
     assert ranks == [0, 2]
     world.tick()  # And once more.
     world.tick()
-    ((decision, ranks),) = node.told
+    ((decision, ranks),) = node.messages
     assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.TIMED_OUT, [0, 2])
 
 
 def test_successor_on_a_relay_does_not_hear_an_earlier_release(world: World):
     node, other = Node(world, 0, 1), Node(world, 2, 3)
     node.arrive(0, 1)
-    node.part(0)
-    node.enter(info(0, "younger"))
+    node.remove_processes(0)
+    node.add_processes(info(0, "younger"))
     other.arrive(2, 3)
     (decision,) = world.last.decisions
     assert decision.outcome is Outcome.RELEASED
-    assert node.told == [(decision, [1])]
+    assert node.messages == [(decision, [1])]
 
 
 def test_moved_process_hears_the_decision_on_its_new_stream(world: World):
     node, other = Node(world, 0, 1), Node(world, 2, 3)
     node.arrive(0, 1)
-    other.enter(info(1))
+    other.add_processes(info(1))
     other.arrive(2, 3)
-    assert [(line.told[0][1]) for line in (node, other)] == [[0], [1, 2, 3]]
+    assert [stream.messages[0][1] for stream in (node, other)] == [[0], [1, 2, 3]]
 
 
 def test_repeated_arrivals_of_a_relay_share_one_answer(world: World):
@@ -73,10 +73,10 @@ def test_repeated_arrivals_of_a_relay_share_one_answer(world: World):
     node.arrive(0, 1, 2, 3)
     (decision,) = world.last.decisions
     node.arrive(0, 3)
-    assert node.told == [(decision, [0, 3])]
+    assert node.messages == [(decision, [0, 3])]
     first, second = Arrival(1), Arrival(2)
     world.do(*(Arrive(node.session, CKPT, 0, TIMEOUT, (one,)) for one in (first, second)))
-    assert node.told == [(decision, [1, 2])], "as well if they ask in one batch"
+    assert node.messages == [(decision, [1, 2])], "as well if they ask in one batch"
 
 
 def test_repeated_arrivals_of_own_streams_are_answered_each():
@@ -89,7 +89,7 @@ def test_repeated_arrivals_of_own_streams_are_answered_each():
     assert [dict(to) for to, _ in world.last.deliveries] == [{stream: frozenset()}] * 2
 
 
-def test_audience_has_each_session_once_and_names_ranks_on_lines_alone(world: World):
+def test_audience_has_each_session_once_and_names_ranks_for_relays_only(world: World):
     node = Node(world, 2, 0)
     stream = world.new_session()
     world.do(Hello(stream, RUN, 0, (info(1), info(3))))
@@ -98,7 +98,7 @@ def test_audience_has_each_session_once_and_names_ranks_on_lines_alone(world: Wo
     assert audience(roster) == {stream: frozenset(), node.session: {0, 2}}
 
 
-def test_people_see_through_which_relay_a_process_speaks(world: World):
+def test_members_and_hosts_show_the_relay_of_each_process(world: World):
     Node(world, 0)
     world.start(1)
     run = world.coordinator.runs[RUN]

@@ -49,7 +49,7 @@ class Job(CheckedJob):
 
     def start_one(self, rank: int, way: int | None) -> Client:
         client = self.world.start(rank, generation=self.generation, connect=False)
-        client.connect(self.line(way, self.generation))
+        client.connect(self.relay_stream(way, self.generation))
         return client
 
     @rule(rank=index, odd=rarely, late=rarely)
@@ -107,21 +107,23 @@ class Job(CheckedJob):
 
     @rule(number=index)
     def the_coordinator_sees_a_broken_stream(self, number: int) -> None:
-        broken = [c for c in self.world.clients if c.broken_session is not None or c.broken_line is not None]
+        broken = [
+            c for c in self.world.clients if c.broken_session is not None or c.broken_relay_stream is not None
+        ]
         if client := self.pick(broken, number):
             self.world.coordinator_sees_it(client)
 
     @rule(number=index, way=ways)
     def reconnect(self, number: int, way: int | None) -> None:
         if client := self.pick([client for client in self.alive if client.session is None], number):
-            client.connect(self.line(way, client.generation))
+            client.connect(self.relay_stream(way, client.generation))
 
     @rule(number=index, way=ways)
     def move(self, number: int, way: int | None) -> None:
         """A process goes over to another stream, before anyone has seen its old one break."""
         if client := self.pick(self.connected, number):
             client.stream_breaks()
-            client.connect(self.line(way, client.generation))
+            client.connect(self.relay_stream(way, client.generation))
 
     @rule(prefix=prefixes, timeout=timeouts, newcomer=index, hears=st.integers(0, 3), joins=st.booleans())
     def a_partition_outlasts_the_ttl(
@@ -149,8 +151,8 @@ class Job(CheckedJob):
             client.stream_breaks()
         for client in self.world.clients:
             self.world.coordinator_sees_it(client)
-        for line in self.lines.values():
-            line.breaks()
+        for stream in self.relay_streams.values():
+            stream.breaks()
         self.world.wait(11.0)
 
     @rule(number=index)
@@ -165,7 +167,7 @@ class Job(CheckedJob):
 
     @rule(rank=index, fails=st.integers(0, 2))
     def callers_are_away_for_long(self, rank: int, fails: int) -> None:
-        """They arrive together, and everyone leaves; others begin lives alone before they call again."""
+        """They arrive together, and all leave. Others begin memberships alone before they call again."""
         for one in range(self.world.world_size):
             self.call(one, False, 300.0, True)
         self.everyone_is_lost()
@@ -196,8 +198,8 @@ class Job(CheckedJob):
                 reason = answer.refusal.reason
                 assert reason is Reason.SUPERSEDED or (reason is Reason.EVICTED and rank in self.evicted)
             if isinstance(answer, Decision):
-                # In another life of the group, it hears again what came after the newest release.
-                caller = epoch, self.world.disk.eras[RUN, CALLS], incarnation
+                # After a reset of the group, it hears again what came after the newest release.
+                caller = epoch, self.world.disk.resets[RUN, CALLS], incarnation
                 assert answer.sequence > self.answered.get(caller, -1)
                 self.answered[caller] = answer.sequence
         if hangs_up:
@@ -207,56 +209,64 @@ class Job(CheckedJob):
 
     @rule(number=index, seen=st.booleans())
     def a_relay_is_lost(self, number: int, seen: bool) -> None:
-        """All who ride on it come back by themselves, or with it."""
-        if line := self.pick_line(number):
-            line.breaks(seen=seen)
+        """All its clients come back by streams of their own, or with it."""
+        if stream := self.pick_relay_stream(number):
+            stream.breaks(seen=seen)
 
     @rule(number=index)
     def the_coordinator_sees_that_a_relay_is_lost(self, number: int) -> None:
-        broken = [line for line in self.lines.values() if line.broken_sessions]
+        broken = [stream for stream in self.relay_streams.values() if stream.broken_sessions]
         if broken:
             broken[number % len(broken)].coordinator_sees_it()
 
     @rule(number=index)
     def a_relay_says_goodbye(self, number: int) -> None:
-        if line := self.pick_line(number):
-            line.goodbye()
+        if stream := self.pick_relay_stream(number):
+            stream.goodbye()
 
     @rule(way=st.integers(0, 1))
-    def a_node_enters(self, way: int) -> None:
+    def a_relay_adds_processes(self, way: int) -> None:
         """All who are nowhere come by one relay, with one message; of two for one rank only the first may."""
-        line = some(self.line(way, self.generation))
+        stream = some(self.relay_stream(way, self.generation))
         coming = [client for client in self.current if client.session is None]
-        line.enter(*coming)
+        stream.add_processes(*coming)
         for client in coming:
             if client.session is not None:
                 client.resume()
 
     @rule(number=index)
-    def processes_part(self, number: int) -> None:
+    def a_relay_removes_processes(self, number: int) -> None:
         """Several connections to one relay break at once; or of such as it does not speak for any more."""
-        if line := self.pick_line(number):
-            riders = list(line.riders.values())
-            line.part(*riders[: number % (1 + len(riders))], others=(7,))
+        if stream := self.pick_relay_stream(number):
+            clients = list(stream.clients.values())
+            stream.remove_processes(*clients[: number % (1 + len(clients))], others=(7,))
 
     @rule(number=index, prefix=prefixes, timeout=timeouts)
     def a_node_arrives(self, number: int, prefix: str, timeout: float) -> None:
         """A relay folds what its processes say of one barrier."""
-        line = self.pick_line(number)
-        if line is None:
+        stream = self.pick_relay_stream(number)
+        if stream is None:
             return
-        riders = [client for client in line.riders.values() if client.line is line]
-        riders = [client for client in riders if self.takes_part(client, prefix)]
-        shapes = {self.shape_of(client, prefix) for client in riders}
-        joining = [c for c in riders if prefix not in c.seats or c.seats[prefix].position is None]
+        clients = [client for client in stream.clients.values() if client.relay_stream is stream]
+        clients = [client for client in clients if self.takes_part(client, prefix)]
+        shapes = {self.shape_of(client, prefix) for client in clients}
+        joining = [
+            c for c in clients if prefix not in c.memberships or c.memberships[prefix].position is None
+        ]
         if joining and len(shapes) == 1:
             for client in joining:
                 size, participants = min(shapes)
-                client.seats.setdefault(prefix, GroupMembership(Shape(size, Ranks(participants))))
-            line.join(joining, prefix, *min(shapes))
-        seats = {client: client.seats[prefix] for client in riders if prefix in client.seats}
-        ready = {c: s.position for c, s in seats.items() if c.line is line and s.position is not None}
-        ready = {client: sequence for client, sequence in ready.items() if not seats[client].waiting}
+                client.memberships.setdefault(prefix, GroupMembership(Shape(size, Ranks(participants))))
+            stream.join(joining, prefix, *min(shapes))
+        memberships = {
+            client: client.memberships[prefix] for client in clients if prefix in client.memberships
+        }
+        ready = {
+            c: s.position
+            for c, s in memberships.items()
+            if c.relay_stream is stream and s.position is not None
+        }
+        ready = {client: sequence for client, sequence in ready.items() if not memberships[client].waiting}
         if not ready:
             return
         sequence = max(ready.values())
@@ -264,12 +274,12 @@ class Job(CheckedJob):
         for client in arriving:
             payload = str(client.rank).encode()
             client.about_to_arrive(prefix, payload, timeout=timeout, report=self.report(prefix, sequence))
-        line.arrive(arriving, prefix, sequence, timeout)
+        stream.arrive(arriving, prefix, sequence, timeout)
 
-    def pick_line(self, number: int) -> RelayStream | None:
+    def pick_relay_stream(self, number: int) -> RelayStream | None:
         """One that is open."""
-        lines = [line for line in self.lines.values() if line.session is not None]
-        return lines[number % len(lines)] if lines else None
+        streams = [stream for stream in self.relay_streams.values() if stream.session is not None]
+        return streams[number % len(streams)] if streams else None
 
     @rule(size=st.integers(2, 4), subset=st.sampled_from([(), (0, 1), (1,)]), rare=st.integers(0, 2))
     def new_generation(self, size: int, subset: tuple[int, ...], rare: int) -> None:
@@ -307,18 +317,18 @@ class Job(CheckedJob):
     def arrive_of(
         self, client: Client, prefix: str, timeout: float, payload: bytes, failure: str | None
     ) -> None:
-        seat = self.join_of(client, prefix)
-        if seat is not None and seat.position is not None and not seat.waiting:
-            report = self.report(prefix, seat.position)
+        membership = self.join_of(client, prefix)
+        if membership is not None and membership.position is not None and not membership.waiting:
+            report = self.report(prefix, membership.position)
             client.arrive(prefix, payload=payload, failure=failure, timeout=timeout, report=report)
 
     def join_of(self, client: Client, prefix: str) -> GroupMembership | None:
         """Its place in a group, if it is still connected."""
         if client.session is None or not self.takes_part(client, prefix):
             return None
-        if prefix not in client.seats or client.seats[prefix].position is None:
+        if prefix not in client.memberships or client.memberships[prefix].position is None:
             client.join(prefix, *self.shape_of(client, prefix))
-        return client.seats[prefix] if client.session is not None else None
+        return client.memberships[prefix] if client.session is not None else None
 
     def report(self, prefix: str, sequence: int) -> WriteReport | None:
         """The barriers of one group are those of saves."""
@@ -326,7 +336,7 @@ class Job(CheckedJob):
 
     @rule(number=index, prefix=prefixes)
     def arrive_twice(self, number: int, prefix: str) -> None:
-        waiting = [c for c in self.connected if prefix in c.seats and c.seats[prefix].waiting]
+        waiting = [c for c in self.connected if prefix in c.memberships and c.memberships[prefix].waiting]
         if client := self.pick(waiting, number):
             client.arrive_again(prefix)
 
@@ -374,7 +384,9 @@ class Job(CheckedJob):
         for run in self.world.coordinator.runs.values():
             assert all(group.open is None for group in run.groups.values())
             assert not any(process.state is MemberState.DISCONNECTED for process in run.roster)
-        assert not any(seat.waiting for client in self.connected for seat in client.seats.values())
+        assert not any(
+            membership.waiting for client in self.connected for membership in client.memberships.values()
+        )
         self.world.assert_good()
 
 

@@ -1,4 +1,4 @@
-"""The processes of a stream: a relay's line gains, loses and regains processes, each judged alone."""
+"""The processes of a stream: a relay's stream gains, loses and regains processes, each judged alone."""
 
 import pytest
 
@@ -50,14 +50,14 @@ def test_relay_is_welcomed_and_begins_no_run(world: World):
     assert (world.coordinator.runs, world.last.records) == ({}, [])
 
 
-def test_relays_hello_admits_no_generation_and_is_no_use_of_the_run():
+def test_relay_hello_admits_no_generation_and_does_not_count_as_use():
     world = World(2, retention=Retention(idle=100.0))
     client = world.start(0)
     client.goodbye()
     world.now += 60.0
-    line = Node(world, generation=7)
+    stream = Node(world, generation=7)
     assert world.coordinator.runs[RUN].generation == 0
-    world.do(Goodbye(line.session))
+    world.do(Goodbye(stream.session))
     world.wait(41.0)
     assert world.coordinator.runs == {}
 
@@ -80,12 +80,12 @@ def test_bad_hello_of_a_relay_is_refused(world: World, changes: dict[str, object
     assert len(world.coordinator.sessions) == 0
 
 
-def test_second_hello_on_a_line_is_refused(world: World):
+def test_second_hello_on_a_relay_stream_is_refused(world: World):
     node = Node(world)
     assert world.refused(Hello(node.session, RUN, 0, (), RELAY)).refusal.reason is Reason.HELLO_REPEATED
 
 
-def test_line_is_a_session_and_its_processes_are_not():
+def test_relay_stream_counts_as_one_session():
     world = World(8, limits=Limits(max_sessions=2))
     Node(world, *range(6))
     Node(world, 6, 7)
@@ -93,12 +93,12 @@ def test_line_is_a_session_and_its_processes_are_not():
     assert refused.refusal.metadata["limit"] == "max_sessions"
 
 
-# ---------------------------------------------------------------------- entering
+# ---------------------------------------------------------------------- adding processes
 
 
-def test_each_process_of_an_enter_is_checked_alone_and_answered_in_order(world: World):
+def test_each_added_process_is_checked_alone_and_answered_in_order(world: World):
     node = Node(world)
-    entries = node.enter(info(2), info(-1), info(0), info(1, "bad\n"), info(3))
+    entries = node.add_processes(info(2), info(-1), info(0), info(1, "bad\n"), info(3))
     assert [entry.refusal and entry.refusal.metadata["field"] for entry in entries] == [
         None,
         "rank",
@@ -111,40 +111,40 @@ def test_each_process_of_an_enter_is_checked_alone_and_answered_in_order(world: 
     assert node.ranks == [2, 0, 3]
 
 
-def test_empty_enter_is_answered_so_that_the_answers_stay_in_step(world: World):
+def test_empty_add_processes_is_answered(world: World):
     node = Node(world)
-    assert node.enter() == ()
+    assert node.add_processes() == ()
     assert (world.coordinator.runs, world.last.records) == ({}, [])
 
 
-def test_rank_that_an_enter_names_again_is_refused_there(world: World):
+def test_rank_named_twice_in_one_add_processes_is_refused(world: World):
     node = Node(world)
     assert node.refused(info(0), info(0), info(0, "other")) == [None, *[Reason.INVALID_ARGUMENT] * 2]
     assert node.ranks == [0]
 
 
-def test_process_that_enters_again_is_the_same_one(world: World):
+def test_process_added_again_is_the_same_one(world: World):
     node = Node(world, 0, 1)
     first = world.coordinator.sessions.open[node.session].processes[0]
-    (entry,) = node.enter(info(0, ordinal=first.ordinal))
+    (entry,) = node.add_processes(info(0, ordinal=first.ordinal))
     assert entry == Entry(first.ordinal)
-    assert [message for message, _ in node.told] == [ProcessesAdded((entry,))], (
+    assert [message for message, _ in node.messages] == [ProcessesAdded((entry,))], (
         "it is not told that it was replaced"
     )
     assert world.coordinator.sessions.open[node.session].processes[0] is first
     node.arrive(0, 1)
-    node.enter(info(0))
+    node.add_processes(info(0))
     node.arrive(0)
     assert sorted(some(world.group().open).arrivals) == [0, 1]
 
 
-def test_second_process_of_a_rank_is_refused_until_the_first_parts(world: World):
+def test_second_process_of_a_rank_is_refused_until_the_first_is_removed(world: World):
     node = Node(world, 0, 1)
-    (entry,) = node.enter(info(0, "younger"))
+    (entry,) = node.add_processes(info(0, "younger"))
     refusal = some(entry.refusal)
     assert (refusal.reason, entry.ordinal) == (Reason.INVALID_ARGUMENT, 0)
     assert "rank 0 (node-0, pid 4000) speaks for it on this stream. Remove it first" in refusal.message
-    node.part(0)
+    node.remove_processes(0)
     assert node.refused(info(0, "younger")) == [None]
     world.evict(0)
     assert node.refused(info(0, "youngest")) == [None]
@@ -173,14 +173,14 @@ def test_relay_message_on_a_stream_without_a_relay_is_refused(
     assert client.session is not None
 
 
-def test_stale_lines_processes_are_refused_as_their_hellos_would_be(world: World):
+def test_processes_of_a_stale_relay_stream_are_refused(world: World):
     old = Node(world, 0, 1, generation=1)
     Node(world, 0, generation=2)
     assert old.refused(info(0), info(2)) == [Reason.STALE_GENERATION] * 2
     old.arrive(1)
-    (refused,) = (of_kind(Refused, message) for message, _ in old.told)
+    (refused,) = (of_kind(Refused, message) for message, _ in old.messages)
     assert (refused.refusal.reason, refused.rank) == (Reason.STALE_GENERATION, 1)
-    old.part(0, 1)
+    old.remove_processes(0, 1)
     assert world.coordinator.sessions.relayed == 1
 
 
@@ -188,13 +188,13 @@ def test_first_process_of_a_newer_generation_begins_it(world: World):
     Node(world, 0, 1).arrive(0)
     node = Node(world, generation=3)
     assert world.coordinator.runs[RUN].generation == 0
-    node.enter(info(0, "next"))
+    node.add_processes(info(0, "next"))
     assert world.coordinator.runs[RUN].generation == 3
     (decision,) = world.last.decisions
     assert decision.outcome is Outcome.ABORTED
 
 
-def test_enter_that_is_refused_begins_no_run():
+def test_refused_add_processes_creates_no_run():
     world = World(2, limits=Limits(max_runs=1))
     world.start(0, run="other")
     node = Node(world)
@@ -209,22 +209,22 @@ def test_evicted_process_is_refused_and_its_neighbours_are_not(world: World):
     assert node.refused(info(0), info(1), info(2)) == [Reason.EVICTED, None, None]
 
 
-def test_known_rank_that_enters_a_closed_run_is_told_and_a_new_rank_is_refused(world: World):
+def test_closed_run_is_announced_to_known_ranks_and_refuses_new_ones(world: World):
     node = Node(world, 0, 1)
     closed = CloseRun(world.new_session(), RUN, "ann@desk", "done")
     world.do(closed)
-    ((message, ranks),) = node.told
+    ((message, ranks),) = node.messages
     assert (of_kind(Closed, message).by, ranks) == ("ann@desk", [0, 1])
     assert node.refused(info(1), info(3)) == [None, Reason.RUN_CLOSED]
-    assert node.told[1:] == [(message, [1])]
+    assert node.messages[1:] == [(message, [1])]
     assert Node(world).refused(info(3)) == [Reason.RUN_CLOSED]
-    assert len(world.last.deliveries) == 1, "nobody entered, so nobody is told"
+    assert len(world.last.deliveries) == 1, "no process was added, so none is notified"
 
 
 def test_processes_that_speak_through_relays_are_bounded():
     world = World(8, limits=Limits(max_relayed_processes=3))
     first, second = Node(world, 0, 1), Node(world, 2)
-    (entry,) = second.enter(info(3))
+    (entry,) = second.add_processes(info(3))
     refusal = some(entry.refusal)
     assert (refusal.reason, refusal.metadata) == (
         Reason.LIMIT_EXCEEDED,
@@ -233,28 +233,28 @@ def test_processes_that_speak_through_relays_are_bounded():
     assert "3 processes speak through relays" in refusal.message
     assert second.refused(info(0), info(2)) == [None, None], "one that is counted already may move"
     assert (first.ranks, second.ranks) == ([1], [2, 0])
-    first.part(1)
+    first.remove_processes(1)
     assert second.refused(info(3)) == [None]
     world.do(Disconnected(second.session))
     used = {view.limit: view.used for view in views.usage(world.coordinator, world.instant)}
     assert (used["max_relayed_processes"], used["max_sessions"]) == (0, 1)
 
 
-# ---------------------------------------------------------------------- parting
+# ---------------------------------------------------------------------- removing processes
 
 
 def test_goodbye_of_one_rank_fails_only_barriers_that_need_it(world: World):
     node, other = Node(world, 0, 1, 2), Node(world, 3)
     node.arrive(0)
-    node.part(2, 1, goodbye="done")
+    node.remove_processes(2, 1, goodbye="done")
     (decision,) = world.last.decisions
     assert decision.outcome is Outcome.MEMBER_LOST
     assert [(one.rank, one.state) for one in decision.missing if one.state is MissingState.LEFT] == [
         (1, MissingState.LEFT),
         (2, MissingState.LEFT),
     ], "both are known before the barrier fails"
-    assert node.told == [(decision, [0]), (ProcessesRemoved((2, 1)), [])]
-    assert other.told == []
+    assert node.messages == [(decision, [0]), (ProcessesRemoved((2, 1)), [])]
+    assert other.messages == []
     assert (node.ranks, [node.state(rank) for rank in range(4)]) == (
         [0],
         [MemberState.CONNECTED, MemberState.LEFT, MemberState.LEFT, MemberState.CONNECTED],
@@ -264,46 +264,46 @@ def test_goodbye_of_one_rank_fails_only_barriers_that_need_it(world: World):
 def test_process_that_loses_its_relay_connection_has_the_session_ttl_to_return(world: World):
     node = Node(world, 0, 1, 2, 3)
     node.arrive(0, 1, 2)
-    node.part(3)
+    node.remove_processes(3)
     assert world.last.decisions == []
     assert node.state(3) is MemberState.DISCONNECTED
     world.wait(TTL - 0.1)
     assert world.group().open is not None
     world.wait(0.2)
-    ((decision, ranks),) = node.told
+    ((decision, ranks),) = node.messages
     assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.MEMBER_LOST, [0, 1, 2])
 
 
 def test_process_that_returns_within_the_ttl_loses_nothing(world: World):
     node = Node(world, 0, 1, 2, 3)
     node.arrive(0, 1, 2)
-    node.part(3)
+    node.remove_processes(3)
     world.wait(TTL - 0.1)
-    node.enter(info(3))
+    node.add_processes(info(3))
     world.wait(1.0)
     node.arrive(3)
-    ((decision, ranks),) = node.told
+    ((decision, ranks),) = node.messages
     assert (of_kind(Decision, decision).outcome, ranks) == (Outcome.RELEASED, [0, 1, 2, 3])
 
 
-def test_part_ignores_ranks_of_other_streams(world: World):
+def test_remove_processes_ignores_ranks_of_other_streams(world: World):
     node, other = Node(world, 0), Node(world, 1)
-    node.part(1, 5, -7, goodbye="done")
-    node.part()
-    node.part(0, 0)
+    node.remove_processes(1, 5, -7, goodbye="done")
+    node.remove_processes()
+    node.remove_processes(0, 0)
     assert (other.state(1), node.ranks) == (MemberState.CONNECTED, [])
 
 
-def test_one_that_has_moved_is_not_parted_by_its_old_relay(world: World):
+def test_moved_process_is_not_removed_by_its_old_relay(world: World):
     node, other = Node(world, 0, 1), Node(world)
-    other.enter(info(0))
-    node.part(0, goodbye="done")
+    other.add_processes(info(0))
+    node.remove_processes(0, goodbye="done")
     assert (other.ranks, other.state(0)) == ([0], MemberState.CONNECTED)
 
 
 def test_goodbye_of_a_relay_covers_all_its_processes(world: World):
     node = Node(world, 0, 1, 2)
-    node.part(1)
+    node.remove_processes(1)
     world.do(Goodbye(node.session, "the node is done"))
     assert [node.state(rank) for rank in range(3)] == [
         MemberState.LEFT,
@@ -313,16 +313,16 @@ def test_goodbye_of_a_relay_covers_all_its_processes(world: World):
     assert len(world.coordinator.sessions) == world.coordinator.sessions.relayed == 0
 
 
-def test_when_a_line_breaks_each_of_its_processes_has_the_ttl(world: World):
+def test_processes_of_a_broken_relay_stream_have_the_ttl_to_return(world: World):
     node, other = Node(world, 0, 1, 2), Node(world)
-    other.enter(info(2))
+    other.add_processes(info(2))
     world.do(Disconnected(node.session))
     assert [node.state(rank) for rank in range(3)] == [
         MemberState.DISCONNECTED,
         MemberState.DISCONNECTED,
         MemberState.CONNECTED,
     ]
-    other.enter(info(1))
+    other.add_processes(info(1))
     world.wait(TTL + 1.0)
     assert [node.state(rank) for rank in range(3)] == [
         MemberState.LOST,
@@ -337,7 +337,7 @@ def test_when_a_line_breaks_each_of_its_processes_has_the_ttl(world: World):
 def test_eviction_sends_one_rank_away_even_if_it_is_the_only_one(world: World):
     node = Node(world, 0)
     assert world.ask(Evict(world.new_session(), RUN, 0, "bad disk")) == [Evicted()]
-    ((message, _),) = node.told
+    ((message, _),) = node.messages
     refused = of_kind(Refused, message)
     assert (refused.refusal.reason, refused.prefix, refused.rank, refused.final) == (
         Reason.EVICTED,
@@ -349,26 +349,26 @@ def test_eviction_sends_one_rank_away_even_if_it_is_the_only_one(world: World):
     assert node.refused(info(1)) == [None]
 
 
-@pytest.mark.parametrize("to", ["a line", "a stream of its own", "a unary call"])
-def test_one_that_opens_another_session_is_replaced_alone(world: World, to: str):
+@pytest.mark.parametrize("to", ["a relay", "a stream of its own", "a unary call"])
+def test_process_that_opens_another_session_is_replaced_alone(world: World, to: str):
     node = Node(world, 0, 1)
-    if to == "a line":
-        Node(world).enter(info(0))
+    if to == "a relay":
+        Node(world).add_processes(info(0))
     elif to == "a stream of its own":
         world.do(Hello(world.new_session(), RUN, 0, (info(0),)))
     else:
         world.do(world.arrive_once(0, process=info(0)))
-    refused = of_kind(Refused, node.told[0][0])
+    refused = of_kind(Refused, node.messages[0][0])
     assert (refused.refusal.reason, refused.prefix, refused.rank) == (Reason.SESSION_REPLACED, "", 0)
     assert not refused.final
-    assert (node.ranks, world.coordinator.sessions.relayed) == ([1], 1 + (to == "a line"))
+    assert (node.ranks, world.coordinator.sessions.relayed) == ([1], 1 + (to == "a relay"))
     (process,) = world.coordinator.runs[RUN].roster.of_rank(0)
-    assert process.relay == (RELAY if to == "a line" else "")
+    assert process.relay == (RELAY if to == "a relay" else "")
 
 
-def test_one_that_comes_to_a_relay_ends_its_own_stream(world: World):
+def test_process_added_by_a_relay_ends_its_own_stream(world: World):
     client = world.start(0)
-    Node(world).enter(client.info)
+    Node(world).add_processes(client.info)
     assert (client.reason, client.session) == (Reason.SESSION_REPLACED, None)
     assert client.refusals[-1].final
 
@@ -381,14 +381,14 @@ def test_message_for_an_evicted_rank_does_not_affect_others(world: World):
     world.do(JoinGroup(node.session, CKPT, 4, ranks=(0, 1, 2)))
     (refused,) = node.refusals
     assert (refused.refusal.reason, refused.prefix, refused.rank) == (Reason.RANK_NOT_IN_SESSION, CKPT, 1)
-    assert node.told[1:] == [(GroupJoined(CKPT, ((0, 0), (2, 0))), [])]
+    assert node.messages[1:] == [(GroupJoined(CKPT, ((0, 0), (2, 0))), [])]
     node.arrive(0, 1, 2)
     (refused,) = node.refusals
     assert (refused.refusal.reason, refused.prefix, refused.rank) == (Reason.RANK_NOT_IN_SESSION, CKPT, 1)
     assert sorted(some(world.group().open).arrivals) == [0, 2]
 
 
-def test_message_of_a_line_names_no_rank_twice(world: World):
+def test_relay_message_that_names_a_rank_twice_is_refused(world: World):
     node = Node(world, 0, 1)
     node.arrive(1, 0, 1)
     assert [(one.refusal.reason, one.rank) for one in node.refusals] == [
@@ -410,11 +410,11 @@ def test_message_without_a_group_evicts_no_rank(world: World):
     assert node.ranks == [0]
 
 
-def test_run_that_is_forgotten_ends_its_lines_finally(world: World):
+def test_forgotten_run_ends_its_relay_streams_finally(world: World):
     node, empty = Node(world, 0), Node(world)
     assert world.ask(Forget(world.new_session(), RUN, True)) == [RunForgotten()]
-    for line in (node, empty):
-        assert [one.final for one in line.refusals] == [True]
+    for stream in (node, empty):
+        assert [one.final for one in stream.refusals] == [True]
     assert len(world.coordinator.sessions) == world.coordinator.sessions.relayed == 0
 
 
@@ -422,9 +422,9 @@ def test_relay_stream_outlives_an_unused_run_and_creates_it_again():
     world = World(2, retention=Retention(idle=100.0))
     node = Node(world, 0, 1, generation=1)
     newer = Node(world, 0, generation=2)
-    newer.part(0, goodbye="done")
+    newer.remove_processes(0, goodbye="done")
     world.wait(101.0)
     assert world.coordinator.runs == {}
-    assert node.ranks == [0, 1], "they are of a generation that is over, and have not parted"
+    assert node.ranks == [0, 1], "they are of a generation that is over, and were not removed"
     assert node.refused(info(1, "again")) == [None]
     assert (node.ranks, world.coordinator.sessions.relayed) == ([1], 1)

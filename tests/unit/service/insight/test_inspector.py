@@ -22,14 +22,14 @@ class Sessions:
     """Takes questions as a driver does, and answers for the processes that the test chooses."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, Inspect, AbstractSet[int]]] = []
+        self.messages: list[tuple[int, Inspect, AbstractSet[int]]] = []
         self.submitted: asyncio.Queue[Event] = asyncio.Queue()
         self.inspector = Inspector(self)  # type: ignore[arg-type]
         self.answers: dict[int, list[Inspected]] = {}
 
     def tell(self, session: int, message: Message, ranks: AbstractSet[int]) -> None:
         assert isinstance(message, Inspect)
-        self.told.append((session, message, ranks))
+        self.messages.append((session, message, ranks))
         for answer in self.answers.get(session, []):
             answer.question = answer.question or message.question
             self.inspector.hear(session, answer)
@@ -56,13 +56,13 @@ async def test_each_is_asked_once_and_a_line_once_for_all_its_ranks(sessions: Se
     line = [process(rank, 2, relayed=True) for rank in (1, 2)]
     found = await sessions.inspector.ask([process(0, 1), *line])
     assert [one.report for one in found] == [REPORT] * 3
-    assert [(session, ranks) for session, _, ranks in sessions.told] == [(1, frozenset()), (2, {1, 2})]
-    assert {message.all_threads for _, message, _ in sessions.told} == {False}
+    assert [(session, ranks) for session, _, ranks in sessions.messages] == [(1, frozenset()), (2, {1, 2})]
+    assert {message.all_threads for _, message, _ in sessions.messages} == {False}
 
 
 async def test_single_process_is_asked_for_all_its_threads(sessions: Sessions):
     await sessions.inspector.ask([process(0, 1)])
-    assert sessions.told[0][1].all_threads
+    assert sessions.messages[0][1].all_threads
 
 
 async def test_silent_process_is_reported_as_silent(sessions: Sessions):
@@ -117,7 +117,7 @@ async def test_probe_that_was_too_short_calls_no_process_unresponsive(sessions: 
 async def test_process_without_a_session_is_not_asked(sessions: Sessions):
     assert await sessions.inspector.ask([]) == []
     assert [one.why for one in await sessions.inspector.ask([process(0, None)])] == [words.NO_SESSION]
-    assert sessions.told == []
+    assert sessions.messages == []
 
 
 @pytest.mark.parametrize(
@@ -161,4 +161,4 @@ async def test_answers_to_a_probe_are_submitted(sessions: Sessions):
         (ProbeResult(0, "life-0", "main thread in f, t.py:3"), ProbeResult(1, "life-1", words.NO_ANSWER)),
     )
     sessions.inspector.probe(ProbeRequest("job", (), 2.0))
-    assert len(sessions.told) == 2
+    assert len(sessions.messages) == 2

@@ -35,20 +35,20 @@ class FakeDriver(Driver):
         self.events.append(event)
 
 
-def told(call: Call[Any], *messages: Message) -> None:
+def deliver(call: Call[Any], *messages: Message) -> None:
     for message in messages:
         call.deliver(Outgoing(message, lambda _: b""))
 
 
 async def test_first_message_of_its_kind_is_its_answer():
     with Call(FakeDriver(), Number) as call:
-        told(call, Done(), Number(1), Number(2), Refused(REFUSAL))
+        deliver(call, Done(), Number(1), Number(2), Refused(REFUSAL))
         assert await call.answer() == Number(1)
 
 
 async def test_refusal_is_raised():
     with Call(FakeDriver(), Number) as call:
-        told(call, Refused(REFUSAL), Number(1))
+        deliver(call, Refused(REFUSAL), Number(1))
         with pytest.raises(Refusal, match="no such run"):
             await call.answer()
 
@@ -79,7 +79,7 @@ async def test_caller_that_hangs_up_ends_it():
 async def test_drain_ends_every_long_poll_and_takes_no_more():
     polls = LongPolls(FakeDriver())
     with polls.open(Number) as answered, polls.open(Number) as waiting:
-        told(answered, Number(1))
+        deliver(answered, Number(1))
         polls.drain()
         assert await answered.answer() == Number(1)
         with pytest.raises(Refusal) as caught:

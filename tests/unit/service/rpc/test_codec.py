@@ -106,9 +106,9 @@ class TestParse:
         assert parse(join_group=bare) == events.JoinGroup(SESSION, "ckpt", 16)
 
     def test_report_of_a_write_has_only_given_fields(self):
-        told = common_pb2.WriteReport(step=7, bytes=1_024, write_ms=1_500, commits=True, gives_up=True)
+        encoded = common_pb2.WriteReport(step=7, bytes=1_024, write_ms=1_500, commits=True, gives_up=True)
         arrivals = [
-            session_pb2.Arrival(rank=0, write=told),
+            session_pb2.Arrival(rank=0, write=encoded),
             session_pb2.Arrival(rank=1, write=common_pb2.WriteReport()),
             session_pb2.Arrival(rank=2),
         ]
@@ -237,10 +237,10 @@ def assert_event_or_refusal(data: bytes) -> None:
 class TestEncode:
     def test_decision(self):
         decision = records.decision()
-        told = encode(decision).decision
-        assert decision_from_pb(told) == decision
-        assert told.outcome == common_pb2.OUTCOME_TIMED_OUT
-        assert list(told.missing) == [MISSING_PB]
+        encoded = encode(decision).decision
+        assert decision_from_pb(encoded) == decision
+        assert encoded.outcome == common_pb2.OUTCOME_TIMED_OUT
+        assert list(encoded.missing) == [MISSING_PB]
 
     def test_decision_without_an_arrival_has_no_straggler(self):
         assert not encode(records.decision(last_arrival_rank=None)).decision.HasField("last_arrival_rank")
@@ -270,11 +270,15 @@ class TestEncode:
 
     def test_entered_message_has_ordinals_and_refusals(self):
         refusal = Refusal(Reason.EVICTED, "it was evicted.")
-        told = encode(ProcessesAdded((Entry(7), Entry(refusal=refusal)))).processes_added.entries
-        assert (told[0].ordinal, told[0].HasField("refusal")) == (7, False)
-        assert (told[1].ordinal, told[1].refusal.code, told[1].refusal.message) == (0, 7, "it was evicted.")
+        encoded = encode(ProcessesAdded((Entry(7), Entry(refusal=refusal)))).processes_added.entries
+        assert (encoded[0].ordinal, encoded[0].HasField("refusal")) == (7, False)
+        assert (encoded[1].ordinal, encoded[1].refusal.code, encoded[1].refusal.message) == (
+            0,
+            7,
+            "it was evicted.",
+        )
         info = ErrorInfo()
-        assert told[1].refusal.error_info.Unpack(info)
+        assert encoded[1].refusal.error_info.Unpack(info)
         assert info.reason == "EVICTED"
 
     @pytest.mark.parametrize(
@@ -294,14 +298,14 @@ class TestEncode:
     @pytest.mark.parametrize("message", [records.decision(), Closed("ann", "done", 1.0)])
     def test_ranks_are_put_behind_the_bytes_that_are_the_same_for_all(self, message: object):
         shared = codec.encode_session_message(message)  # type: ignore[arg-type]
-        told = session_pb2.ConnectResponse.FromString(shared + codec.encode_ranks((5, 65_535)))
-        assert list(told.ranks) == [5, 65_535]
-        told.ClearField("ranks")
-        assert told == encode(message)
+        encoded = session_pb2.ConnectResponse.FromString(shared + codec.encode_ranks((5, 65_535)))
+        assert list(encoded.ranks) == [5, 65_535]
+        encoded.ClearField("ranks")
+        assert encoded == encode(message)
 
     def test_progress(self):
-        told = encode(Progress("ckpt", 7, 14, 16, (MISSING,), "14 of 16"))
-        assert told.progress == session_pb2.Progress(
+        encoded = encode(Progress("ckpt", 7, 14, 16, (MISSING,), "14 of 16"))
+        assert encoded.progress == session_pb2.Progress(
             prefix="ckpt", sequence=7, arrived=14, required=16, missing=[MISSING_PB], message="14 of 16"
         )
 
@@ -311,16 +315,16 @@ class TestEncode:
 
     def test_refusal_of_an_arrival(self):
         refusal = Refusal(Reason.SEQUENCE_AHEAD, "#9 is ahead.", next_sequence=7)
-        told = encode(Refused(refusal, "ckpt", 9, 3)).refusal
-        assert (told.prefix, told.sequence, told.rank) == ("ckpt", 9, 3)
-        assert (told.code, told.message) == (11, "#9 is ahead.")
+        encoded = encode(Refused(refusal, "ckpt", 9, 3)).refusal
+        assert (encoded.prefix, encoded.sequence, encoded.rank) == ("ckpt", 9, 3)
+        assert (encoded.code, encoded.message) == (11, "#9 is ahead.")
         info = ErrorInfo()
-        assert told.error_info.Unpack(info)
+        assert encoded.error_info.Unpack(info)
         assert (info.reason, dict(info.metadata)) == ("SEQUENCE_AHEAD", {"next_sequence": "7"})
 
     def test_refusal_of_the_session_names_no_group(self):
-        told = encode(Refused(Refusal(Reason.HELLO_REPEATED, "again."), final=True)).refusal
-        assert (told.prefix, told.HasField("sequence"), told.HasField("rank")) == ("", False, False)
+        encoded = encode(Refused(Refusal(Reason.HELLO_REPEATED, "again."), final=True)).refusal
+        assert (encoded.prefix, encoded.HasField("sequence"), encoded.HasField("rank")) == ("", False, False)
 
     def test_drain_says_when_to_come_back(self):
         assert session_pb2.ConnectResponse.FromString(codec.DRAIN).drain.retry_after_ms == 500
@@ -406,7 +410,7 @@ class TestNodes:
         assert caught.value.reason is Reason.PROTOCOL_VERSION
 
     @pytest.mark.parametrize(
-        ("message", "told"),
+        ("message", "encoded"),
         [
             (
                 Standing(NodeStanding.WAITING, 7, "wait"),
@@ -424,15 +428,15 @@ class TestNodes:
             (CLOSED, {"closed": CLOSED_PB}),
         ],
     )
-    def test_messages_to_a_node_are_converted(self, message: object, told: dict[str, Any]):
+    def test_messages_to_a_node_are_converted(self, message: object, encoded: dict[str, Any]):
         response = codec.join_response(message)  # type: ignore[arg-type]
-        assert response == rendezvous_pb2.JoinResponse(**told)
-        assert response.WhichOneof("message") == next(iter(told))
+        assert response == rendezvous_pb2.JoinResponse(**encoded)
+        assert response.WhichOneof("message") == next(iter(encoded))
 
     def test_every_standing_has_its_word_on_the_wire(self):
         for standing in NodeStanding:
-            told = codec.join_response(Standing(standing, 0, "")).standing.standing
-            assert rendezvous_pb2.NodeStanding.Name(told) == f"NODE_STANDING_{standing.name}"
+            encoded = codec.join_response(Standing(standing, 0, "")).standing.standing
+            assert rendezvous_pb2.NodeStanding.Name(encoded) == f"NODE_STANDING_{standing.name}"
 
     def test_message_that_is_not_for_nodes_is_an_error(self):
         with pytest.raises(TypeError, match="not for a node"):

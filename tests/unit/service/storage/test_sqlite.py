@@ -285,16 +285,16 @@ while True:
 
 
 def test_kill_9_amid_commits_loses_nothing_that_was_acknowledged(path: Path):
-    """Lives of different lengths on one file; each ends while it commits."""
-    for life, commits in enumerate((1, 40, 7), start=1):
+    """Processes commit to one file for different times. Each is killed while it commits."""
+    for start, commits in enumerate((1, 40, 7), start=1):
         with run_child(COMMIT_FOR_EVER, path) as child:
             assert child.stdout is not None
-            assert int(child.stdout.readline()) == 2 * life - 1
+            assert int(child.stdout.readline()) == 2 * start - 1
             acknowledged = [int(child.stdout.readline()) for _ in range(commits)]
             child.kill()
             acknowledged += [int(line) for line in child.stdout]
         epoch, found = rows(path)
-        assert epoch == 2 * life
+        assert epoch == 2 * start
         assert_pairs(found, at_least=acknowledged[-1] + 1)
 
 

@@ -244,22 +244,22 @@ def test_a_call_is_counted_and_timed(metrics: Metrics):
 def test_every_observer_gets_every_event():
     class Observer:
         def __init__(self) -> None:
-            self.told: list[object] = []
+            self.calls: list[object] = []
 
         def decided(self, decision: object) -> None:
-            self.told.append(decision)
+            self.calls.append(decision)
 
         def round_completed(self, record: object) -> None:
-            self.told.append(record)
+            self.calls.append(record)
 
         def noticed(self, notice: object) -> None:
-            self.told.append(notice)
+            self.calls.append(notice)
 
         def forgotten(self, run_id: str) -> None:
-            self.told.append(run_id)
+            self.calls.append(run_id)
 
         def committed(self, seconds: float) -> None:
-            self.told.append(seconds)
+            self.calls.append(seconds)
 
     several = Observer(), Observer()
     every = Observers(*several)
@@ -268,6 +268,6 @@ def test_every_observer_gets_every_event():
     every.noticed(Notice("event", RUN, "text"))
     every.forgotten(RUN)
     every.committed(0.5)
-    assert [one.told for one in several] == [
+    assert [one.calls for one in several] == [
         [records.decision(), RoundRecord(RUN, 7, 2, 0.0, 1.5), Notice("event", RUN, "text"), RUN, 0.5],
     ] * 2

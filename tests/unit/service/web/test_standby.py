@@ -15,7 +15,7 @@ from muster.v1 import coordinator_pb2
 OWN, LEADER = "a:7550", "b:7550<script>"
 
 
-class Told:
+class FakeReplica:
     """What the replica knows, as a test says."""
 
     def __init__(self) -> None:
@@ -37,21 +37,23 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def fake() -> FakeReplica:
+    return FakeReplica()
 
 
 @pytest.fixture
-async def client(told: Told) -> AsyncIterator[TestClient[Any, Any]]:
+async def client(fake: FakeReplica) -> AsyncIterator[TestClient[Any, Any]]:
     registry = CollectorRegistry()
     Gauge("muster_leader", "Whether.", registry=registry).set(0)
-    replica: Any = told
-    site = build_standby_site(replica, told.replicas, lambda: registry, lambda: told.trouble)
+    replica: Any = fake
+    site = build_standby_site(replica, fake.replicas, lambda: registry, lambda: fake.trouble)
     async with TestClient(TestServer(site)) as client:
         yield client
 
 
-async def test_standby_page_names_the_leader_and_lists_the_replicas(client: TestClient[Any, Any], told: Told):
+async def test_standby_page_names_the_leader_and_lists_the_replicas(
+    client: TestClient[Any, Any], fake: FakeReplica
+):
     answer = await client.get("/")
     page = await answer.text()
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
@@ -60,22 +62,22 @@ async def test_standby_page_names_the_leader_and_lists_the_replicas(client: Test
     assert "b:7550&lt;script&gt;" in page
     assert "<script>" not in page.replace('<script src="static/app.js" defer>', "")
     assert "stands by" in page
-    told.leader = ""
-    told.trouble = "no member of etcd answered"
+    fake.leader = ""
+    fake.trouble = "no member of etcd answered"
     page = await (await client.get("/")).text()
     assert "Nobody leads at this moment." in page
     assert "It could not take over now: no member of etcd answered" in page
 
 
-async def test_json_view_of_a_standby_says_the_same(client: TestClient[Any, Any], told: Told):
+async def test_json_view_of_a_standby_says_the_same(client: TestClient[Any, Any], fake: FakeReplica):
     found = json.loads(await (await client.get("/status.json")).text())
     assert found == {"standby": OWN, "leader": LEADER, "replicas": [OWN, LEADER], "trouble": None}
 
 
-async def test_it_is_ready_when_it_could_take_over(client: TestClient[Any, Any], told: Told):
+async def test_it_is_ready_when_it_could_take_over(client: TestClient[Any, Any], fake: FakeReplica):
     answer = await client.get("/readyz")
     assert (answer.status, await answer.text()) == (200, "ok: standing by\n")
-    told.trouble = "its lease was lost"
+    fake.trouble = "its lease was lost"
     answer = await client.get("/readyz")
     assert (answer.status, await answer.text()) == (503, "not ready: its lease was lost\n")
     assert (await client.get("/healthz")).status == 200

@@ -55,14 +55,14 @@ def asked(most: int = 10_000) -> tuple[list[pb.Thread], int]:
         return pool.submit(stacks.threads, most).result()
 
 
-def told(name: str = "stands") -> pb.Thread:
+def reported(name: str = "stands") -> pb.Thread:
     (thread,) = [thread for thread in asked()[0] if thread.name == name]
     return thread
 
 
 def test_waiting_thread_has_function_file_and_line():
     with standing():
-        thread = told()
+        thread = reported()
     first = wait_in_a_lock.__code__.co_firstlineno
     innermost = thread.frames[0]
     assert (innermost.function, innermost.file, innermost.library) == ("wait_in_a_lock", __file__, False)
@@ -82,7 +82,7 @@ def test_function_is_named_with_its_class():
             wait_in_a_lock(here, gate)
 
     with standing(Trainer().step):
-        assert told().frames[1].function.endswith("Trainer.step")
+        assert reported().frames[1].function.endswith("Trainer.step")
 
 
 def test_main_thread_comes_first_without_the_asking_thread():
@@ -108,7 +108,7 @@ def test_deep_recursion_keeps_the_innermost_frames():
     sys.setrecursionlimit(20_000)
     try:
         with standing(lambda here, gate: recur(10_000, here, gate)):
-            thread = told()
+            thread = reported()
     finally:
         sys.setrecursionlimit(limit)
     assert thread.frames[0].function == "wait_in_a_lock"
@@ -178,7 +178,7 @@ def test_long_names_keep_their_start_and_long_paths_their_end(letter: str):
 def test_name_of_the_maximum_length_is_not_cut():
     name = "x" * MAX_NAME
     with standing(renamed(co_qualname=name, co_filename=name)):
-        frame = told().frames[0]
+        frame = reported().frames[0]
     assert (frame.function, frame.file) == (name, name)
 
 
@@ -217,7 +217,7 @@ def test_stacks_keep_no_object_alive():
     gc.disable()
     try:
         with standing(hold):
-            assert "hold" in told().frames[1].function
+            assert "hold" in reported().frames[1].function
             assert held[0]() is not None
         assert held[0]() is None
     finally:

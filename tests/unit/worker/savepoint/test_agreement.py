@@ -158,7 +158,7 @@ class Saves(RuleBasedStateMachine):
                 trainer.attend()
                 trainer.train()
             if turn % 1_100 == 0:
-                # What failed meanwhile is left to the job's next life, unless somebody asks again.
+                # A failed request is left to the job's next generation, unless somebody asks again.
                 self.ask(stop=True)
             if saving.save is not None and not saving.save.state.stands:
                 break

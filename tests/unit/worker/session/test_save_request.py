@@ -59,7 +59,7 @@ def test_repeated_request_is_agreed_on_once(announced: list[float | None], relea
     for deadline in announced:
         known = asked(deadline=deadline).after(known, 0.0)
         assert not course.wants(known)
-        # All have saved; or the request is left to the job's next life, and its deadline still stands.
+        # All have saved; or the request is left to the job's next generation, and its deadline still stands.
         assert course.deadline(known) == (None if released else known.deadline)
 
 

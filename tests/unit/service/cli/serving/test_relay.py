@@ -19,8 +19,8 @@ GOOD = ("relay", "--listen=127.0.0.1:7551", "--upstream=muster:7550")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[RelaySettings]:
-    """What relays were told that began."""
+def started_with(monkeypatch: pytest.MonkeyPatch) -> list[RelaySettings]:
+    """The settings of the relays that were started."""
     settings: list[RelaySettings] = []
 
     async def run(given: RelaySettings) -> None:
@@ -31,27 +31,27 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[RelaySettings]:
     return settings
 
 
-def test_relay_options_reach_the_relay_settings(told: list[RelaySettings], tmp_path: Path):
+def test_relay_options_reach_the_relay_settings(started_with: list[RelaySettings], tmp_path: Path):
     result = invoke(
         *("relay", "--listen", "unix:///run/muster/relay.sock", "--upstream", "a:1, unix:///run/up.sock,a:1"),
         *("--http", "127.0.0.1:9", "--fold-window-ms", "3.5", "--socket-mode", "660"),
     )
     assert (result.exit_code, result.stderr) == (0, "")
-    (settings,) = told
+    (settings,) = started_with
     assert settings.listen.path == Path("/run/muster/relay.sock")
     assert settings.upstream == "a:1,unix:///run/up.sock"
     assert str(settings.http) == "127.0.0.1:9"
     assert (settings.fold_window, settings.socket_mode, settings.insecure) == (0.0035, 0o660, False)
 
 
-def test_the_environment_is_asked_too(told: list[RelaySettings]):
+def test_the_environment_is_asked_too(started_with: list[RelaySettings]):
     environment = {"MUSTER_RELAY_LISTEN": "127.0.0.1:1", "MUSTER_ENDPOINT": "a:1"}
     assert CliRunner().invoke(app, ["relay"], env=environment).exit_code == 0
     environment["MUSTER_RELAY_UPSTREAM"] = "b:1"
     assert CliRunner().invoke(app, ["relay"], env=environment).exit_code == 0
-    assert [settings.upstream for settings in told] == ["a:1", "b:1"]
-    assert told[0].http is None
-    assert told[0].socket_mode == SOCKET_MODE
+    assert [settings.upstream for settings in started_with] == ["a:1", "b:1"]
+    assert started_with[0].http is None
+    assert started_with[0].socket_mode == SOCKET_MODE
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_the_environment_is_asked_too(told: list[RelaySettings]):
     ],
 )
 def test_invalid_options_of_a_relay_are_a_usage_error(
-    told: list[RelaySettings], arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+    started_with: list[RelaySettings], arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("MUSTER_ENDPOINT", raising=False)
     result = invoke(*arguments)
     said = " ".join(result.stderr.replace("│", " ").split())
-    assert (result.exit_code, told) == (Exit.USAGE, [])
+    assert (result.exit_code, started_with) == (Exit.USAGE, [])
     assert words in said
     assert result.stdout == ""
 

@@ -20,8 +20,8 @@ GOOD = ("watch", "--source=kubernetes", "--endpoint=muster:7550")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[WatcherSettings]:
-    """What watchers were told that began."""
+def started_with(monkeypatch: pytest.MonkeyPatch) -> list[WatcherSettings]:
+    """The settings of the watchers that were started."""
     settings: list[WatcherSettings] = []
 
     async def run(given: WatcherSettings) -> None:
@@ -36,7 +36,7 @@ def test_each_source_of_the_registry_can_be_named():
     assert {one.value for one in SourceName} == set(SOURCES)
 
 
-def test_watch_options_reach_the_watcher_settings(told: list[WatcherSettings]):
+def test_watch_options_reach_the_watcher_settings(started_with: list[WatcherSettings]):
     result = invoke(
         *("watch", "--source", "kubernetes", "--source", "aws", "--source", "aws", "-e", "a:1, b:1,a:1"),
         *("--node", "node-7", "--http", "127.0.0.1:9", "--namespace", "team-a", "--namespace", "team-b"),
@@ -44,7 +44,7 @@ def test_watch_options_reach_the_watcher_settings(told: list[WatcherSettings]):
         *("--kubeconfig", "/etc/k", "--metadata-url", "http://127.0.0.1:1", "--evictions"),
     )
     assert (result.exit_code, result.stderr) == (0, "")
-    (settings,) = told
+    (settings,) = started_with
     options = settings.options
     assert (settings.endpoint, settings.sources) == ("a:1,b:1", ["kubernetes", "aws"])
     assert (settings.evictions, settings.annotate) == (True, False)
@@ -58,7 +58,7 @@ def test_watch_options_reach_the_watcher_settings(told: list[WatcherSettings]):
     assert (options.kubeconfig, options.metadata_url) == ("/etc/k", "http://127.0.0.1:1")
 
 
-def test_the_environment_is_asked_too(told: list[WatcherSettings]):
+def test_the_environment_is_asked_too(started_with: list[WatcherSettings]):
     environment = {
         "MUSTER_WATCH_SOURCE": "kubernetes aws",
         "MUSTER_ENDPOINT": "a:1",
@@ -66,17 +66,17 @@ def test_the_environment_is_asked_too(told: list[WatcherSettings]):
         "MUSTER_WATCH_NAMESPACE": "team-a team-b",
     }
     assert CliRunner().invoke(app, ["watch"], env=environment).exit_code == 0
-    (settings,) = told
+    (settings,) = started_with
     assert (settings.endpoint, settings.sources) == ("a:1", ["kubernetes", "aws"])
     assert (settings.options.node_name, settings.options.namespaces) == ("node-7", ["team-a", "team-b"])
     assert (settings.options.cordon, settings.http) == ("save", None)
 
 
-def test_node_has_the_name_that_its_scheduler_gives_it(told: list[WatcherSettings]):
+def test_node_has_the_name_that_its_scheduler_gives_it(started_with: list[WatcherSettings]):
     environment = {"MUSTER_NODE_NAME": "", "SLURMD_NODENAME": "slurm"}
     assert CliRunner().invoke(app, [*GOOD], env=environment).exit_code == 0
     assert CliRunner().invoke(app, [*GOOD, "--node=mine"], env=environment).exit_code == 0
-    assert [settings.options.node_name for settings in told] == ["slurm", "mine"]
+    assert [settings.options.node_name for settings in started_with] == ["slurm", "mine"]
 
 
 @pytest.mark.parametrize(
@@ -97,22 +97,22 @@ def test_node_has_the_name_that_its_scheduler_gives_it(told: list[WatcherSetting
     ],
 )
 def test_invalid_watch_options_are_refused(
-    told: list[WatcherSettings], arguments: tuple[str, ...], words: str
+    started_with: list[WatcherSettings], arguments: tuple[str, ...], words: str
 ):
     result = invoke(*arguments)
     assert result.exit_code == Exit.USAGE
     assert words in result.stderr
-    assert not told
+    assert not started_with
 
 
-def test_token_that_cannot_be_read_is_named(told: list[WatcherSettings], tmp_path: Path):
+def test_token_that_cannot_be_read_is_named(started_with: list[WatcherSettings], tmp_path: Path):
     result = invoke(*GOOD, f"--token-file={tmp_path / 'none'}")
     assert result.exit_code == Exit.USAGE
     assert "--token-file" in result.stderr
-    assert not told
+    assert not started_with
     (tmp_path / "token").write_text("secret")
     assert invoke(*GOOD, f"--token-file={tmp_path / 'token'}").exit_code == 0
-    assert told[0].credentials.token_file == tmp_path / "token"
+    assert started_with[0].credentials.token_file == tmp_path / "token"
 
 
 def test_missing_library_is_named():

@@ -25,12 +25,12 @@ def world() -> World:
     return World()
 
 
-def told(world: World) -> CheckpointHistory:
+def history(world: World) -> CheckpointHistory:
     return world.coordinator.runs[RUN].checkpoints.history
 
 
 def newest(world: World) -> Checkpoint:
-    return some(told(world).newest)
+    return some(history(world).newest)
 
 
 def view(world: World) -> views.CheckpointsView:
@@ -56,15 +56,15 @@ def test_release_of_the_last_barrier_is_the_commit(world: World):
     second = WriteReport(step=100, bytes=3_000, seconds=2.5, commits=True)
     arrive(clients, first, second)
     assert newest(world) == Checkpoint(100, WALL + world.now, 5_000, SlowestWrite(1, "node-0", 2.5), SAVE, 0)
-    assert told(world).committed == 1
-    assert told(world).failures == ()
+    assert history(world).committed == 1
+    assert history(world).failures == ()
 
 
 def test_release_of_an_earlier_barrier_of_a_save_commits_nothing(world: World):
     clients = world.ranks(prefix=SAVE)
     written = WriteReport(step=100, bytes=1, seconds=1.0)
     arrive(clients, written, written)
-    assert told(world) == CheckpointHistory()
+    assert history(world) == CheckpointHistory()
     commit(clients, 100, prefix=COMMIT)
     assert (newest(world).prefix, newest(world).step) == (COMMIT, 100)
 
@@ -73,7 +73,7 @@ def test_release_of_an_earlier_barrier_of_a_save_commits_nothing(world: World):
 def test_barrier_at_which_one_rank_does_not_commit_commits_nothing(world: World, other: WriteReport | None):
     clients = world.ranks(prefix=SAVE)
     arrive(clients, WriteReport(step=100, commits=True), other)
-    assert told(world) == CheckpointHistory()
+    assert history(world) == CheckpointHistory()
     assert not world.disk.of_kind(CheckpointsRecord)
 
 
@@ -89,14 +89,14 @@ def test_unreported_value_is_absent_and_not_zero(world: World):
 def test_ranks_at_different_steps_commit_no_step(world: World):
     clients = world.ranks(prefix=SAVE)
     arrive(clients, WriteReport(step=1, commits=True), WriteReport(step=2, commits=True))
-    assert (told(world).committed, newest(world).step) == (1, None)
+    assert (history(world).committed, newest(world).step) == (1, None)
 
 
 def test_newest_is_the_last_commit_also_after_going_back(world: World):
     clients = world.ranks(prefix=SAVE)
     for step in (80, 90, 60):
         commit(clients, step)
-    assert (newest(world).step, told(world).committed) == (60, 3)
+    assert (newest(world).step, history(world).committed) == (60, 3)
 
 
 def test_report_of_a_superseded_process_does_not_count(world: World):
@@ -106,7 +106,7 @@ def test_report_of_a_superseded_process_does_not_count(world: World):
     newer.join(SAVE)
     newer.arrive(SAVE)
     zero.arrive(SAVE, report=WriteReport(step=7, bytes=1, commits=True))
-    assert told(world) == CheckpointHistory(), "the newer one tells of no commit"
+    assert history(world) == CheckpointHistory(), "the newer one tells of no commit"
 
 
 def test_repeated_arrival_counts_its_bytes_once(world: World):
@@ -131,17 +131,17 @@ def test_failure_of_any_barrier_of_a_save_is_a_failed_save(world: World):
     zero, one = world.ranks(prefix=SAVE)
     zero.arrive(SAVE, report=WriteReport(step=100))
     one.arrive(SAVE, failure="OSError: no space left\nTraceback …", report=WriteReport(step=100))
-    (failed,) = told(world).failures
+    (failed,) = history(world).failures
     assert (failed.step, failed.failed_at, failed.prefix, failed.sequence) == (100, WALL + world.now, SAVE, 0)
     assert failed.reason == f"was aborted: rank 1 (node-0, pid {one.pid}) failed: OSError: no space left"
-    assert told(world).newest is None
+    assert history(world).newest is None
 
 
 def test_failed_save_that_timed_out_names_the_missing(world: World):
     zero, _ = world.ranks(prefix=SAVE)
     zero.arrive(SAVE, timeout=30.0, report=WriteReport(step=100, commits=True))
     world.wait(30)
-    (failed,) = told(world).failures
+    (failed,) = history(world).failures
     assert failed.reason.startswith(
         "timed out after 30 s (the first arrival's timeout); arrived 1 of 2; missing:"
     )
@@ -151,26 +151,26 @@ def test_failed_save_that_timed_out_names_the_missing(world: World):
 def test_given_up_save_fails_although_its_barrier_is_released(world: World):
     clients = world.ranks(prefix=SAVE)
     arrive(clients, WriteReport(step=100, gives_up=True), WriteReport(step=100))
-    (failed,) = told(world).failures
+    (failed,) = history(world).failures
     assert (failed.step, failed.sequence) == (100, 0)
     assert failed.reason.startswith("was given up by rank 0: ")
     arrive(clients, *(WriteReport(step=101, commits=True, gives_up=True) for _ in clients))
-    assert told(world).failures[0].reason.startswith("was given up by ranks 0-1: ")
-    assert told(world).newest is None
+    assert history(world).failures[0].reason.startswith("was given up by ranks 0-1: ")
+    assert history(world).newest is None
 
 
 def test_failure_of_a_barrier_of_no_save_is_none(world: World):
     zero, one = world.ranks(prefix=SAVE)
     zero.arrive(SAVE)
     one.arrive(SAVE, failure="no")
-    assert told(world) == CheckpointHistory()
+    assert history(world) == CheckpointHistory()
 
 
 def test_last_failures_are_kept_newest_first_and_cut(world: World):
     (only,) = world.ranks(1, prefix=SAVE)
     for step in range(MAX_FAILURES + 2):
         only.arrive(SAVE, failure="x" * 1_000, report=WriteReport(step=step))
-    kept = told(world).failures
+    kept = history(world).failures
     assert [failed.step for failed in kept] == list(range(MAX_FAILURES + 1, 1, -1))
     assert {len(failed.reason) for failed in kept} == {MAX_SAVE_REASON + 1}
 
@@ -183,10 +183,10 @@ def test_usual_interval_is_known_after_three_commits(world: World):
     commit(clients, 1)
     world.wait(600)
     commit(clients, 2)
-    assert told(world).interval is None
+    assert history(world).interval is None
     world.wait(610)
     commit(clients, 3)
-    assert told(world).interval == pytest.approx(605)
+    assert history(world).interval == pytest.approx(605)
 
 
 def test_two_long_pauses_do_not_change_the_usual_interval(world: World):
@@ -195,8 +195,8 @@ def test_two_long_pauses_do_not_change_the_usual_interval(world: World):
         commit(clients, 1)
         world.wait(pause)
     commit(clients, 1)
-    assert len(told(world).intervals) == MAX_INTERVALS
-    assert told(world).interval == pytest.approx(60)
+    assert len(history(world).intervals) == MAX_INTERVALS
+    assert history(world).interval == pytest.approx(60)
 
 
 def test_saves_of_two_groups_do_not_shorten_the_interval(world: World):
@@ -206,7 +206,7 @@ def test_saves_of_two_groups_do_not_shorten_the_interval(world: World):
         world.wait(1)
         commit(clients, None, prefix="save-2")
         world.wait(599)
-    assert told(world).interval == pytest.approx(600)
+    assert history(world).interval == pytest.approx(600)
 
 
 def test_wall_clock_that_is_set_back_makes_no_negative_time(world: World):
@@ -214,10 +214,10 @@ def test_wall_clock_that_is_set_back_makes_no_negative_time(world: World):
     checkpoints = world.coordinator.runs[RUN].checkpoints
     commit(clients, 1)
     later = dataclasses.replace(newest(world), committed_at=newest(world).committed_at + 1_000)
-    checkpoints.restore(CheckpointsRecord(RUN, dataclasses.replace(told(world), newest=later)))
+    checkpoints.restore(CheckpointsRecord(RUN, dataclasses.replace(history(world), newest=later)))
     assert view(world).age == 0
     commit(clients, 2)
-    assert told(world).intervals == (0,)
+    assert history(world).intervals == (0,)
 
 
 # ---------------------------------------------------------------------- what people see
@@ -260,15 +260,15 @@ def test_restart_loses_nothing_of_it(world: World):
         commit(clients, step)
         world.wait(60)
     clients[0].arrive(SAVE, failure="no", report=WriteReport(step=4))
-    before = told(world)
+    before = history(world)
     world.crash()
-    assert told(world) == before
+    assert history(world) == before
     for client in clients:
         client.connect()
     clients[1].arrive(SAVE)
     commit(clients, 5)
     # The time between two commits is known over the restart, too.
-    assert told(world).intervals == pytest.approx((60, 60, 60))
+    assert history(world).intervals == pytest.approx((60, 60, 60))
 
 
 def test_repeated_report_counts_after_a_restart(world: World):
@@ -345,6 +345,6 @@ def test_report_changes_no_decision():
         one.lose_connection()
         zero.arrive(SAVE, report=report)
         world.wait(TTL + 1)
-        heard.append(zero.seats[SAVE].heard)
+        heard.append(zero.memberships[SAVE].heard)
     assert len(heard[0]) == 3
     assert heard[1] == heard[0] == heard[2]

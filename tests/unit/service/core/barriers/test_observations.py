@@ -49,7 +49,7 @@ def test_missing_ranks_are_probed_shortly_before_a_report(world: World):
     ]
     see(world, one)
     world.wait(2.0)
-    (progress,) = zero.seats[CKPT].progress
+    (progress,) = zero.memberships[CKPT].progress
     assert progress.message.endswith(f"connected, not arrived yet): {LINE}")
     assert progress.missing[0].doing == LINE
 
@@ -79,7 +79,7 @@ def test_outdated_observation_is_not_shown(world: World):
     see(world, one)
     world.wait(observations.OBSERVATION_TTL + 0.1)
     world.wait(40.0)
-    assert zero.seats[CKPT].progress[0].missing[0].doing == ""
+    assert zero.memberships[CKPT].progress[0].missing[0].doing == ""
 
 
 def test_observation_of_a_gone_process_is_not_shown(world: World):
@@ -99,7 +99,7 @@ def test_observation_of_an_unknown_process_changes_nothing(world: World):
         ProbeResults(RUN, (ProbeResult(0, "x", LINE), ProbeResult(-7, "", ""))),
     )
     assert dataclasses.asdict(world.coordinator.runs[RUN].roster.of_rank(0)[0]) == before
-    assert zero.seats[CKPT].progress == []
+    assert zero.memberships[CKPT].progress == []
 
 
 def test_observation_of_a_process_is_made_printable_and_shortened(world: World):
@@ -107,7 +107,7 @@ def test_observation_of_a_process_is_made_printable_and_shortened(world: World):
     zero.arrive(timeout=10.0)
     see(world, one, "main\x1b[2J thread\n  next: rm -rf " + "x" * 10_000)
     world.wait(5.0)
-    told = zero.seats[CKPT].progress[0].missing[0].doing
+    told = zero.memberships[CKPT].progress[0].missing[0].doing
     assert told.startswith("main\\x1b[2J thread next: rm -rf xxx")
     assert len(told) <= observations.MAX_OBSERVATION_LENGTH + 1
 

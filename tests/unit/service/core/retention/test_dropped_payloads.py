@@ -159,8 +159,8 @@ def test_rank_does_not_hear_a_release_after_its_payloads_were_dropped(restart: b
     zero.connect()
     assert zero.reason is Reason.SEQUENCE_FORGOTTEN
     assert "are no longer kept" in zero.refusals[-1].refusal.message
-    assert zero.seats[CKPT].position == 1
+    assert zero.memberships[CKPT].position == 1
     zero.arrive()
     world.start(1, run="old").arrive()
-    assert [decision.sequence for decision in zero.seats[CKPT].heard] == [1]
+    assert [decision.sequence for decision in zero.memberships[CKPT].heard] == [1]
     world.assert_good()

@@ -140,7 +140,7 @@ def test_message_that_crosses_the_end_begins_nothing():
     session = some(zero.session)
     effects = Effects()
     world.coordinator.step(Forget(world.new_session(), RUN, True), world.instant, effects)
-    zero.seats[CKPT].waiting = True
+    zero.memberships[CKPT].waiting = True
     before = len(effects.records)
     zero._arrive(CKPT)
     world.do(Disconnected(session))
@@ -151,7 +151,7 @@ def test_message_that_crosses_the_end_begins_nothing():
 
 
 def test_absent_process_of_a_forgotten_run_is_refused():
-    """It comes back to an id that is another life's."""
+    """It comes back to a run id that was created again meanwhile."""
     world = World(2)
     zero, one = world.ranks()
     zero.arrive()

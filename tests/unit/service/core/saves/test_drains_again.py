@@ -68,7 +68,7 @@ def test_hundred_notices_in_force_are_one_save_and_not_one_every_ten_seconds(wor
 
 
 def test_job_with_hundred_notices_is_not_stopped_again_after_it_resumed(world: World):
-    """The same with stop: each new life of the job is stopped again for notices that were heeded."""
+    """The same with stop: each new generation of the job is stopped again for notices that were heeded."""
     clients = world.ranks(prefix=PREFIX)
     for node in range(100):
         ask(world, f"slurm/node/{node}")

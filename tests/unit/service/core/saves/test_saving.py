@@ -40,7 +40,7 @@ def say(clients: list[Client], *words: str) -> None:
 
 
 def outcomes(client: Client) -> list[Outcome]:
-    return [decision.outcome for decision in client.seats[PREFIX].heard]
+    return [decision.outcome for decision in client.memberships[PREFIX].heard]
 
 
 def test_pending_save_is_announced_to_all_and_to_newcomers(world: World):
@@ -51,8 +51,8 @@ def test_pending_save_is_announced_to_all_and_to_newcomers(world: World):
     assert [client.save_asked for client in world.clients] == [told, told]
     heard = [client.save_asked for client in [world.start(0), zero]]
     assert heard == [told, told]
-    line = world.line(world.start(2, connect=False))
-    assert line.riders[2].save_asked == told
+    stream = world.open_relay_stream(world.start(2, connect=False))
+    assert stream.clients[2].save_asked == told
 
 
 def test_it_is_counted_once_however_often_it_is_asked_for(world: World):
@@ -209,10 +209,10 @@ def test_arrival_that_is_refused_writes_nothing(world: World):
     for client in clients:
         client.goodbye()
     world.crash()
-    # A relay's line is no use of its run, which may have been forgotten meanwhile.
-    line = world.new_session()
-    world.do(Hello(line, RUN, 0, (), "node-0 (pid 70)"))
-    world.do(Arrive(line, PREFIX, 1, 10.0, (Arrival(0),)))
+    # A relay's stream does not count as use of its run. The run may have been forgotten meanwhile.
+    stream = world.new_session()
+    world.do(Hello(stream, RUN, 0, (), "node-0 (pid 70)"))
+    world.do(Arrive(stream, PREFIX, 1, 10.0, (Arrival(0),)))
     assert world.last.records == []
 
 
@@ -226,8 +226,8 @@ def test_restart_hears_no_release_again(world: World):
     world.now += 100.0
     for client in clients:
         client.connect()
-    seat = clients[0].seats[PREFIX]
-    seat.position = 1
+    membership = clients[0].memberships[PREFIX]
+    membership.position = 1
     say(clients[:1], "done 9 1 0")
     assert newest(world) == done
 

@@ -194,7 +194,7 @@ def test_job_that_starts_again_in_its_generation_is_not_stopped():
     assert stopped(world) is None
 
 
-# ---------------------------------------------------------------------- the life of a request
+# ---------------------------------------------------------------------- how long a request is kept
 
 
 def test_request_to_a_stopped_run_is_the_one_that_stopped_it():

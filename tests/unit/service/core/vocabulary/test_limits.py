@@ -278,7 +278,7 @@ def test_rank_outside_the_shape_starts_after_the_heard_failures():
         clients[1].arrive()
     stranger = world.start(2)
     stranger.join(world_size=3)
-    assert stranger.seats[CKPT].position == min(world.group().decisions) > 0
+    assert stranger.memberships[CKPT].position == min(world.group().decisions) > 0
 
 
 def test_new_generation_goes_on_after_too_many_failures():

@@ -78,7 +78,7 @@ class Node:
             keep_alive_timeout_ms=int(KEEP_ALIVE * 1000),
             protocol_version=PROTOCOL_VERSION,
         )
-        self.told: list[rendezvous_pb2.JoinResponse] = []
+        self.messages: list[rendezvous_pb2.JoinResponse] = []
         self.stream: asyncio.Task[None] | None = None
 
     def join(self) -> "Node":
@@ -87,11 +87,11 @@ class Node:
 
     async def _read(self) -> None:
         async for response in self.service.rendezvous.Join(self.request, self.context):
-            self.told.append(response)
+            self.messages.append(response)
 
     @property
     def kinds(self) -> list[str]:
-        return [str(response.WhichOneof("message")) for response in self.told]
+        return [str(response.WhichOneof("message")) for response in self.messages]
 
     async def ends(self) -> Refusal:
         assert self.stream is not None
@@ -139,7 +139,7 @@ async def test_node_hears_first_of_the_replicas_and_once():
             assert node.kinds[0] == "replicas"
             assert node.kinds.count("replicas") == 1
             assert "round_complete" in node.kinds
-        assert a.told[0].replicas == rendezvous_pb2.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900)
+        assert a.messages[0].replicas == rendezvous_pb2.Replicas(addresses=["a:1", "b:1"], keepalive_ms=900)
         for node in (a, b):
             await node.breaks()
 
@@ -159,13 +159,13 @@ async def test_nodes_get_their_round_on_their_streams():
         b = Node(service, "b").join()
         await soon()
         assert b.kinds == ["standing"]
-        assert b.told[0].standing.standing == rendezvous_pb2.NODE_STANDING_PARTICIPANT
+        assert b.messages[0].standing.standing == rendezvous_pb2.NODE_STANDING_PARTICIPANT
         a = Node(service, "a").join()
         await soon()
         assert (a.kinds, b.kinds) == (["standing", "round_complete"],) * 2
         for rank, node in enumerate((a, b)):
             complete = rendezvous_pb2.RoundComplete(round=0, rank=rank, world_size=2)
-            assert node.told[-1].round_complete == complete
+            assert node.messages[-1].round_complete == complete
             await node.breaks()
 
 
@@ -212,7 +212,7 @@ async def test_stream_that_is_opened_again_resumes():
         await soon()
         await b.breaks()
         b.request.round = 0
-        b.told.clear()
+        b.messages.clear()
         b.join()
         await soon()
         assert b.kinds == ["round_complete", "nodes_waiting"]
@@ -225,7 +225,7 @@ async def test_refusal_ends_the_stream():
     async with serving() as service:
         a, odd = Node(service, "a").join(), Node(service, "odd", 3, 4).join()
         assert (await odd.ends()).reason is Reason.SETTINGS_DIFFER
-        assert odd.told == []
+        assert odd.messages == []
         assert (await a.ends()).reason is Reason.RENDEZVOUS_TIMED_OUT
         assert a.kinds == ["standing"]
         assert service.driver.coordinator.node_streams == {}
@@ -275,8 +275,8 @@ async def test_node_that_does_not_read_hears_the_newest_message_of_each_type_in_
     async with serving() as service:
         membership = PushStream(service.driver)
         complete = RoundComplete(1, 0, 2)
-        for told in (NodesWaiting(1), complete, NodesWaiting(2), NodesWaiting(3)):
-            say(membership, told)
+        for notice in (NodesWaiting(1), complete, NodesWaiting(2), NodesWaiting(3)):
+            say(membership, notice)
         membership.end(Refusal(Reason.COORDINATOR_DRAINING, "enough."))
         heard: list[Message] = []
         with pytest.raises(Refusal):
@@ -343,7 +343,7 @@ async def test_closing_shows_affected_nodes_and_is_pushed_to_them():
         assert (shown.was_closed, shown.closed.by, shown.closed.reason) == (False, "me", "done")
         assert (shown.nodes_in_round, list(shown.waiting_nodes)) == (2, [stands_by.request.node])
         await soon()
-        assert a.told[-1].closed == b.told[-1].closed == shown.closed
+        assert a.messages[-1].closed == b.messages[-1].closed == shown.closed
         assert (await stands_by.ends()).reason is Reason.NODE_NOT_NEEDED
         again = await service.close(by="other")
         assert (again.was_closed, again.closed) == (True, shown.closed)

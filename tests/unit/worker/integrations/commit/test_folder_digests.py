@@ -158,7 +158,7 @@ def test_damage_that_one_rank_finds_makes_all_step_down(job: Job, damage: Callab
     assert job.choose() == [job.folder / "step-2"] * RANKS
     damage(job.folder / "step-2")
     assert job.choose() == [job.folder / "step-1"] * RANKS
-    assert newest(job.folder, "step-") == job.folder / "step-1", "later lives pass it over"
+    assert newest(job.folder, "step-") == job.folder / "step-1", "later generations skip it"
     assert job.save(2) == [None, None], "the step is saved again"
     assert job.choose() == [job.folder / "step-2"] * RANKS
 

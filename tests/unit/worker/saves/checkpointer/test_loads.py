@@ -34,7 +34,7 @@ def test_resume_steps_down_from_a_damaged_checkpoint_for_good(
     assert found is not None
     assert (found.step, into["step"]) == (2, 2.0)
     assert torch.equal(into["model"]["weight"], torch.full((1000,), 2.0))
-    # The next life does not look at it again, and can save the step again.
+    # The next generation does not look at it again, and can save the step again.
     latest = made.latest()
     assert latest is not None
     assert latest.step == 2

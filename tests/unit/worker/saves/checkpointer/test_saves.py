@@ -177,12 +177,12 @@ def test_planners_of_the_caller_are_used(made: Checkpointer):
 def test_process_without_rank_saves_without_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("RANK", "WORLD_SIZE", "MUSTER_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-    for life in range(2):
+    for saved in range(2):
         with no_child_left():
             made = Checkpointer(tmp_path, keep_last=2)
             found = made.resume(state(0))
-            assert (0 if found is None else found.step) == life
-            save_steps(made, life + 1)
+            assert (0 if found is None else found.step) == saved
+            save_steps(made, saved + 1)
             made.close()
 
 

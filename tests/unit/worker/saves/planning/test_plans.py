@@ -64,7 +64,7 @@ def test_a_rank_that_rank_0_has_made_no_plan_for():
 
 
 def test_plans_at_rest_are_small_and_no_work_for_the_garbage_collector():
-    """Rank 0 keeps those of all ranks, for the life of the job, in a process that trains."""
+    """Rank 0 keeps those of all ranks, until the job ends, in a process that trains."""
     few = plan_of("a")
     many = plan_of(*(f"layers.{number}.weight" for number in range(1_000)))
     assert len(many) < len(pickle.dumps(unpacked(many))) / 10

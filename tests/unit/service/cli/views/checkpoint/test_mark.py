@@ -65,7 +65,9 @@ def test_mark_wants_one_of_its_options(tmp_path: Path, arguments: tuple[str, ...
 
 def test_step_that_several_checkpoints_have_is_marked_by_its_path(objects: FsspecObjects):
     bucket = CheckpointBucket(objects, objects.url, "job1")
-    attempts = [in_bucket(objects, 100, life=SaveAttempt(life, 0), bucket=bucket) for life in (0, 1)]
+    attempts = [
+        in_bucket(objects, 100, save=SaveAttempt(generation, 0), bucket=bucket) for generation in (0, 1)
+    ]
     result = run("mark", objects.url, "--keep", 100, code=Exit.USAGE)
     assert all(f"\n  {objects.url}/{attempt.name}" in result.stderr for attempt in attempts)
     run("mark", f"{objects.url}/{attempts[0].name}", "--keep", 100)

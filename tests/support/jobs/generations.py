@@ -1,4 +1,4 @@
-"""Lives of a job whose ranks save through a framework's adapter, one process each."""
+"""Generations of a job whose ranks save through a framework's adapter, one process each."""
 
 import os
 import signal
@@ -42,21 +42,21 @@ FRAMEWORKS = {
 """What takes a program long to import; JAX has threads, and cannot be forked."""
 
 
-class Life:
-    """One life of a job: its ranks, until they have ended.
+class JobGeneration:
+    """One generation of a job: its ranks, until they have ended.
 
     Args:
         coordinator: the job's.
         program: what each rank runs: a module of ``tests.support.jobs``.
-        folder: where the job keeps what it has; what the ranks of this life say goes into a folder in it.
-        number: of the life, from 0.
+        folder: the job's. The output of this generation goes into a folder in it.
+        number: of the generation, from 0.
         *arguments: the program's.
     """
 
     def __init__(
         self, coordinator: Coordinator, program: str, folder: Path, number: int, *arguments: str
     ) -> None:
-        self.folder = folder / f"life-{number}"
+        self.folder = folder / f"generation-{number}"
         self.folder.mkdir()
         environment = os.environ | {
             "MUSTER_ENDPOINT": coordinator.endpoint,
@@ -96,7 +96,7 @@ class Life:
             self.ranks[but].kill()
             _end(self.ranks[but])
 
-    def speaks(self) -> None:
+    def wait_for_output(self) -> None:
         """Wait for its first word."""
         until(lambda: self.said(0), lambda: self.logged(0))
 

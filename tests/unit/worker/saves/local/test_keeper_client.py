@@ -11,7 +11,7 @@ from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.local_folder import NOTES
 from muster.v1 import local_pb2 as pb
 from muster.worker.saves.local import keeper_client
-from muster.worker.saves.local.folder import KeeperLife
+from muster.worker.saves.local.folder import RunningKeeper
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.keeper_process import KeeperError
 from muster.worker.saves.local.level import Level
@@ -27,13 +27,13 @@ class Finder:
         self.keeper = keeper
         self.started = 0
 
-    def find(self, timeout: float) -> KeeperLife:
+    def find(self, timeout: float) -> RunningKeeper:
         if not self.keeper.alive:
             self.started += 1
             self.keeper.start()
-        life = self.keeper.folder.keeper()
-        assert life is not None
-        return life
+        running = self.keeper.folder.keeper()
+        assert running is not None
+        return running
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def test_next_life_of_a_keeper_on_the_same_port_is_found(client: KeeperClient, k
     client.attach(2, 4, 1, 1, PATIENCE)
     keeper.token = "another"
     path = keeper.folder.path / "keeper.json"
-    life = keeper.folder.keeper()
-    assert life is not None
-    path.write_text(path.read_text().replace(life.token, "another"))
+    running = keeper.folder.keeper()
+    assert running is not None
+    path.write_text(path.read_text().replace(running.token, "another"))
     assert client.attach(2, 4, 1, 1, PATIENCE) == "keeper-0"
 
 

@@ -13,7 +13,7 @@ from lab.patience import PATIENCE, until
 from muster.checkpoint.storage_options import STORAGE_OPTIONS
 from muster.client.errors import EnvironmentValueError
 from muster.worker.saves.local import keeper_process
-from muster.worker.saves.local.folder import KeeperLife, LocalFolder
+from muster.worker.saves.local.folder import LocalFolder, RunningKeeper
 from muster.worker.saves.local.keeper_client import is_answered
 from muster.worker.saves.local.keeper_process import KeeperError, KeeperProcess, keeper_command
 from muster.worker.saves.local.storage_options import keeper_environment, options_or_environment
@@ -29,7 +29,7 @@ Path(sys.argv[1], "begun").open("a").write("x")
 try:
     FakeKeeper(Cluster(), Path(sys.argv[1]))
 except BlockingIOError:
-    sys.exit("another one lives")
+    sys.exit("another one runs")
 while True:
     time.sleep(1)
 """
@@ -52,21 +52,21 @@ def process(folder: LocalFolder, program: str = PROGRAM) -> KeeperProcess:
 
 def test_ranks_of_a_node_start_one_keeper(folder: LocalFolder):
     calls = [in_thread(lambda: process(folder).find(PATIENCE)) for _ in range(4)]
-    lives = {call.result(PATIENCE) for call in calls}
-    assert len(lives) == 1
+    keepers = {call.result(PATIENCE) for call in calls}
+    assert len(keepers) == 1
     assert (folder.parent / "begun").read_text() == "x"
     assert "a keeper begins" in folder.log.read_text()
 
 
 def test_keeper_that_died_is_replaced(folder: LocalFolder):
-    life = process(folder).find(PATIENCE)
-    os.kill(life.pid, signal.SIGKILL)
+    running = process(folder).find(PATIENCE)
+    os.kill(running.pid, signal.SIGKILL)
     again = process(folder).find(PATIENCE)
-    assert again.pid != life.pid
+    assert again.pid != running.pid
     assert is_answered(again)
 
 
-def test_keeper_that_lives_is_used(folder: LocalFolder):
+def test_keeper_that_runs_is_used(folder: LocalFolder):
     keeper = FakeKeeper(Cluster(), folder.parent)
     assert process(folder, "raise SystemExit(1)").find(PATIENCE).token == keeper.token
     keeper.stop()
@@ -91,13 +91,13 @@ def test_keeper_that_holds_its_lock_and_does_not_answer_is_an_error(folder: Loca
 
 def test_address_of_another_program_is_not_a_keeper(folder: LocalFolder):
     keeper = FakeKeeper(Cluster(), folder.parent)
-    life = folder.keeper()
-    assert life is not None
-    assert is_answered(life)
-    assert not is_answered(KeeperLife(life.pid, life.url, "another", life.id))
-    assert not is_answered(KeeperLife(life.pid, life.url, life.token, "another"))
+    running = folder.keeper()
+    assert running is not None
+    assert is_answered(running)
+    assert not is_answered(RunningKeeper(running.pid, running.url, "another", running.id))
+    assert not is_answered(RunningKeeper(running.pid, running.url, running.token, "another"))
     keeper.stop()
-    assert not is_answered(life)
+    assert not is_answered(running)
 
 
 def test_unreadable_description_is_none(folder: LocalFolder):

@@ -16,8 +16,8 @@ LOG_TAIL = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperLife:
-    """One life of the keeper, as it describes itself."""
+class RunningKeeper:
+    """A keeper as it describes itself when it is ready."""
 
     pid: int
     url: str
@@ -25,7 +25,7 @@ class KeeperLife:
     token: str
     """The bearer token that these ranks show it."""
     id: str
-    """The same in all lives."""
+    """The same after a restart."""
 
 
 class LocalFolder:
@@ -78,16 +78,16 @@ class LocalFolder:
         """The keeper's log file."""
         return self.path / "keeper.log"
 
-    def keeper(self) -> KeeperLife | None:
-        """Return the last life that was ready; None if there was none. It may have ended."""
+    def keeper(self) -> RunningKeeper | None:
+        """Return the last keeper that was ready; None if there was none. It may have ended."""
         try:
             said = json.loads((self.path / ADDRESS).read_bytes())
-            return KeeperLife(int(said["pid"]), str(said["url"]), str(said["token"]), str(said["id"]))
+            return RunningKeeper(int(said["pid"]), str(said["url"]), str(said["token"]), str(said["id"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def is_kept(self) -> bool:
-        """Return whether a keeper lives: it holds its lock.
+        """Return whether a keeper runs: it holds its lock.
 
         For a moment this takes the lock. So only the rank that holds :meth:`starting` may ask: a keeper that
         starts in this moment would end.

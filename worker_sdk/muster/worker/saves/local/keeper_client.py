@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.local_folder import attempt_name, parse_attempt
-from muster.worker.saves.local.folder import KeeperLife
+from muster.worker.saves.local.folder import RunningKeeper
 from muster.worker.saves.local.keeper_process import KeeperError
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local.remote_file import RemotePlace, can_read
@@ -23,7 +23,7 @@ from muster.worker.saves.local.remote_file import RemotePlace, can_read
 logger = logging.getLogger(__name__)
 
 LOOK_TIMEOUT = 5.0
-"""Longest time in seconds for the answer to a check that the keeper lives."""
+"""Longest time in seconds for the answer to a check that the keeper runs."""
 FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0
 """Seconds between two attempts; each is twice as long as the one before."""
 FETCH_PATIENCE = 30.0
@@ -35,8 +35,8 @@ WARN_AFTER = 10.0
 class KeeperFinder(Protocol):
     """Finds the keeper of this node."""
 
-    def find(self, timeout: float) -> KeeperLife:
-        """Return a keeper that answers; start one if none lives."""
+    def find(self, timeout: float) -> RunningKeeper:
+        """Return a keeper that answers; start one if none runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class KeeperClient:
     def __init__(self, finder: KeeperFinder) -> None:
         self._finder = finder
         self._lock = threading.Lock()
-        self._life: KeeperLife | None = None
+        self._running: RunningKeeper | None = None
         self._idle: list[http.client.HTTPConnection] = []
-        """Open connections to that life, which no thread uses."""
+        """Open connections to it that no thread uses."""
 
     def attach(self, generation: int, world_size: int, rank: int, replicas: int, timeout: float) -> str:
         """Tell the keeper that it keeps the parts of this rank; return when the coordinator knows.
@@ -156,9 +156,9 @@ class KeeperClient:
         ]
 
     @property
-    def life(self) -> KeeperLife | None:
+    def running(self) -> RunningKeeper | None:
         """The keeper that was found last; None if it has failed since."""
-        return self._life
+        return self._running
 
     def close(self) -> None:
         """Close the connections."""
@@ -224,37 +224,37 @@ class KeeperClient:
         raise KeeperError(f"this node's keeper refused {path}: {answer.error}")
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float) -> _Answer:
-        life = self._find(timeout)
-        connection = self._connection(life, timeout)
+        running = self._find(timeout)
+        connection = self._connection(running, timeout)
         try:
-            answer = _exchange(connection, life, method, path, body)
+            answer = _exchange(connection, running, method, path, body)
         except BaseException:
             connection.close()
             raise
         if answer.status == http.client.UNAUTHORIZED:
             connection.close()
-            raise ConnectionError(f"{life.url} is not this node's keeper any more")
+            raise ConnectionError(f"{running.url} is not this node's keeper any more")
         with self._lock:
-            if self._life == life:
+            if self._running == running:
                 self._idle.append(connection)
                 return answer
         connection.close()
         return answer
 
-    def _find(self, timeout: float) -> KeeperLife:
+    def _find(self, timeout: float) -> RunningKeeper:
         with self._lock:
-            life = self._life
-        if life is None:
-            life = self._finder.find(timeout)  # It takes long: other threads may find it, too.
+            running = self._running
+        if running is None:
+            running = self._finder.find(timeout)  # It takes long: other threads may find it, too.
             with self._lock:
-                self._life = life
-        return life
+                self._running = running
+        return running
 
-    def _connection(self, life: KeeperLife, timeout: float) -> http.client.HTTPConnection:
+    def _connection(self, running: RunningKeeper, timeout: float) -> http.client.HTTPConnection:
         with self._lock:
-            known = self._idle.pop() if self._idle and self._life == life else None
+            known = self._idle.pop() if self._idle and self._running == running else None
         if known is None:
-            return _open(life, timeout)
+            return _open(running, timeout)
         known.timeout = timeout
         if known.sock is not None:
             known.sock.settimeout(timeout)
@@ -263,30 +263,30 @@ class KeeperClient:
     def _drop(self) -> None:
         """Forget the keeper and its idle connections, since it may have ended."""
         with self._lock:
-            self._life = None
+            self._running = None
         self.close()
 
 
-def is_answered(life: KeeperLife) -> bool:
+def is_answered(running: RunningKeeper) -> bool:
     """Return whether a keeper answers now."""
-    connection = _open(life, LOOK_TIMEOUT)
+    connection = _open(running, LOOK_TIMEOUT)
     try:
-        answer = _exchange(connection, life, "GET", "/status", None)
-        return answer.status == http.client.OK and answer.said.get("id") == life.id
+        answer = _exchange(connection, running, "GET", "/status", None)
+        return answer.status == http.client.OK and answer.said.get("id") == running.id
     except (OSError, http.client.HTTPException, ValueError):
         return False
     finally:
         connection.close()
 
 
-def _open(life: KeeperLife, timeout: float) -> http.client.HTTPConnection:
-    address = urlsplit(life.url)
+def _open(running: RunningKeeper, timeout: float) -> http.client.HTTPConnection:
+    address = urlsplit(running.url)
     return http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout)
 
 
 def _exchange(
     connection: http.client.HTTPConnection,
-    life: KeeperLife,
+    running: RunningKeeper,
     method: str,
     path: str,
     body: Mapping[str, Any] | None,
@@ -298,7 +298,7 @@ def _exchange(
         HTTPException: the answer is not HTTP.
         ValueError: it is not JSON.
     """
-    headers = {"Authorization": f"Bearer {life.token}"}
+    headers = {"Authorization": f"Bearer {running.token}"}
     data = None
     if body is not None:
         headers["Content-Type"] = "application/json"

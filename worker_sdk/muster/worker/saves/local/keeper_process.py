@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from muster.worker import environment
 from muster.worker.errors import MusterError
-from muster.worker.saves.local.folder import KeeperLife, LocalFolder
+from muster.worker.saves.local.folder import LocalFolder, RunningKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class KeeperProcess:
     Args:
         folder: the keeper's.
         command: starts it; empty: ``muster keep --runs`` does so on this node.
-        is_answered: whether a life answers, for which it may take seconds.
+        is_answered: whether a keeper answers, for which it may take seconds.
         environment: its variables beside those of this process.
     """
 
@@ -42,7 +42,7 @@ class KeeperProcess:
         self,
         folder: LocalFolder,
         command: Sequence[str],
-        is_answered: Callable[[KeeperLife], bool],
+        is_answered: Callable[[RunningKeeper], bool],
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = folder
@@ -50,8 +50,8 @@ class KeeperProcess:
         self._is_answered = is_answered
         self._environment = environment or {}
 
-    def find(self, timeout: float) -> KeeperLife:
-        """Return a keeper that answers; start one if none lives.
+    def find(self, timeout: float) -> RunningKeeper:
+        """Return a keeper that answers; start one if none runs.
 
         Args:
             timeout: seconds to wait for it.
@@ -62,7 +62,7 @@ class KeeperProcess:
         """
         timeout = min(timeout, START_TIMEOUT)
         deadline = time.monotonic() + timeout
-        while (life := self._answering()) is None:
+        while (running := self._answering()) is None:
             if self._command:
                 with self._folder.starting() as alone:
                     if alone and not self._folder.is_kept():
@@ -72,11 +72,11 @@ class KeeperProcess:
             if time.monotonic() >= deadline:
                 raise self._error(f"did not answer within {timeout:g} s")
             time.sleep(INTERVAL)
-        return life
+        return running
 
-    def _answering(self) -> KeeperLife | None:
-        life = self._folder.keeper()
-        return life if life is not None and self._is_answered(life) else None
+    def _answering(self) -> RunningKeeper | None:
+        running = self._folder.keeper()
+        return running if running is not None and self._is_answered(running) else None
 
     def _start(self, deadline: float) -> None:
         """Start a keeper, and wait until it answers: meanwhile no other rank may look at its lock."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from muster.worker.errors import MusterError
-from muster.worker.saves.local.folder import KeeperLife
+from muster.worker.saves.local.folder import RunningKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ class KeeperWatch:
     A fork may happen at any time, since the thread waits in the kernel and holds no lock.
 
     Args:
-        life: returns the keeper's present life; None if it is not known.
-        replace: replaces it, unless it lives. It may take long.
+        running: returns the keeper that runs; None if it is not known.
+        replace: replaces it, unless it runs. It may take long.
     """
 
-    def __init__(self, life: Callable[[], KeeperLife | None], replace: Callable[[], object]) -> None:
-        self._life = life
+    def __init__(self, running: Callable[[], RunningKeeper | None], replace: Callable[[], object]) -> None:
+        self._running = running
         self._replace = replace
         self._closed = threading.Event()
         self._wake, self._woken = socket.socketpair()
@@ -76,10 +76,10 @@ class KeeperWatch:
 
     def _await_end(self) -> None:
         """Return when the keeper has ended, or closes the connection."""
-        life = self._life()
-        if life is None:
+        running = self._running()
+        if running is None:
             return
-        address = urlsplit(life.url)
+        address = urlsplit(running.url)
         try:
             connection = socket.create_connection((address.hostname, address.port), CONNECT_TIMEOUT)
         except OSError:

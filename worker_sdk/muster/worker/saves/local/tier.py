@@ -100,7 +100,7 @@ class LocalTier:
         self.attach()
         attach = weakref.WeakMethod(self.attach)
         self._watch = KeeperWatch(
-            lambda: keeper.life, lambda: again() if (again := attach()) is not None else None
+            lambda: keeper.running, lambda: again() if (again := attach()) is not None else None
         )
         # A tier that nobody closes is not kept by its watch.
         weakref.finalize(self, self._watch.stop).atexit = False

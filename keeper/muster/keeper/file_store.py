@@ -48,18 +48,11 @@ class FileStore:
         keeper_id: the keeper's. The order in which sources are asked depends on it.
         transport: fetches bytes from other keepers.
         threads: run calls that wait for a disk or the network.
-        copying: runs those that fetch copies, which nothing on this node waits for.
         quota: bytes that the folder may take.
     """
 
     def __init__(
-        self,
-        folder: KeeperFolder,
-        keeper_id: str,
-        transport: Transport,
-        threads: Executor,
-        copying: Executor,
-        quota: int,
+        self, folder: KeeperFolder, keeper_id: str, transport: Transport, threads: Executor, quota: int
     ) -> None:
         self.folder = folder
         self.quota = quota
@@ -71,7 +64,6 @@ class FileStore:
         self._id = keeper_id
         self._transport = transport
         self._threads = threads
-        self._copying = copying
         self._shared: dict[Hashable, asyncio.Task[Any]] = {}
         """Work that several callers may wait for, by its kind and file."""
         self._reserved = 0
@@ -283,8 +275,8 @@ class FileStore:
         self._reserved += needed
         try:
             pieces = await self.in_thread(fetch.missing)
-            turns, threads = asyncio.Semaphore(CONNECTIONS), self._copying if is_copy else self._threads
-            await wait_for_all(self._in_turn(turns, threads, partial(fetch.get, piece)) for piece in pieces)
+            turns = asyncio.Semaphore(CONNECTIONS)
+            await wait_for_all(self._in_turn(turns, partial(fetch.get, piece)) for piece in pieces)
             self._check_current(attempt, head.reference)  # Else it may replace what a rank has written.
             await self.in_thread(lambda: fetch.finish(path))
             signature = Signature.of(path)
@@ -352,9 +344,9 @@ class FileStore:
         done: T = await asyncio.shield(task)
         return done
 
-    async def _in_turn(self, turns: asyncio.Semaphore, threads: Executor, work: Callable[[], None]) -> None:
+    async def _in_turn(self, turns: asyncio.Semaphore, work: Callable[[], None]) -> None:
         async with turns:
-            await asyncio.get_running_loop().run_in_executor(threads, work)
+            await self.in_thread(work)
         self.changes.notify()  # A long fetch has progressed.
 
     async def in_thread(self, work: Callable[[], T]) -> T:

@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import ssl
-import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
@@ -30,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 THREADS = 24
 """Threads that fetch and verify. Half of them may wait for peers that have fallen silent."""
-COPY_NICE = 10
-"""Nice value of the threads that fetch copies. Where training takes all cores, they get a tenth of one, and
-where a core is idle, all of it."""
 FOLLOW_PACE = 1.0
 """Seconds between two looks at the process that is followed, where the kernel does not tell of its end."""
 LINGER = 120.0
@@ -115,31 +111,19 @@ def _assemble(
     settings: KeeperSettings, folder: KeeperFolder, tls: Tls | None, stack: AsyncExitStack
 ) -> tuple[Keeper, KeeperApi]:
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-keeper")
-    copying = ThreadPoolExecutor(THREADS, "muster-keeper-copy", initializer=give_way)
-    for pool in (threads, copying):
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    stack.callback(threads.shutdown, wait=False, cancel_futures=True)
     keepers: list[Keeper] = []
     transport = HttpTransport(lambda: keepers[0].peers.token, tls.for_calling if tls is not None else None)
     stack.callback(transport.close)
     quota = settings.quota or folder.default_quota()
     keeper_id = folder.id()
     measured = MeasuredTransport(transport)
-    files = FileStore(folder, keeper_id, measured, threads, copying, quota)
+    files = FileStore(folder, keeper_id, measured, threads, quota)
     persister = SharedStoragePersister(settings.run_id, settings.upload_rate, settings.storage_options)
     stack.callback(persister.close)
     keeper = Keeper(keeper_id, files, persister, measured.transfers)
     keepers.append(keeper)
     return keeper, KeeperApi(keeper, transport, threads, secrets.token_hex(32))
-
-
-def give_way() -> None:
-    """Give the calling thread a weaker claim on the CPU than the training has."""
-    thread = threading.get_native_id()  # On Linux, a priority is the thread's own.
-    try:
-        # Only root may take a stronger claim.
-        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), COPY_NICE))
-    except OSError as error:
-        logger.warning("the fetches of copies keep their priority: %s", error)
 
 
 async def _work(settings: KeeperSettings, keeper: Keeper, api: KeeperApi, address: KeeperAddress) -> None:

@@ -38,8 +38,6 @@ class Peers:
         self.files: dict[str, Mapping[str, bytes]] = {}
         """By URL. A keeper without an entry does not answer."""
         self.asked: list[tuple[str, str]] = []
-        self.threads: list[str] = []
-        """The name of the thread that asked, for each request."""
         self.was_asked = threading.Event()
         self.open_now = threading.Event()
         self.open_now.set()
@@ -48,7 +46,6 @@ class Peers:
     def open(self, url: str, path: str, offset: int = 0, length: int | None = None) -> BytesStream:
         name = path.rpartition("/")[2]
         self.asked.append((url, name))
-        self.threads.append(threading.current_thread().name)
         self.was_asked.set()
         assert self.open_now.wait(PATIENCE)
         if url not in self.files:
@@ -63,13 +60,7 @@ class Peers:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4, "keeper") as made:
-        yield made
-
-
-@pytest.fixture
-def copying() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4, "copying") as made:
+    with ThreadPoolExecutor(4) as made:
         yield made
 
 
@@ -86,17 +77,11 @@ def peers(made: MadeCheckpoint) -> Peers:
 
 
 @pytest.fixture
-def store(
-    tmp_path: Path,
-    threads: ThreadPoolExecutor,
-    copying: ThreadPoolExecutor,
-    peers: Peers,
-    made: MadeCheckpoint,
-) -> FileStore:
+def store(tmp_path: Path, threads: ThreadPoolExecutor, peers: Peers, made: MadeCheckpoint) -> FileStore:
     """The store of a node that holds rank 0's part, and may fetch both parts from one peer."""
     folder = KeeperFolder(tmp_path / "local", "job")
     folder.lock()
-    store = FileStore(folder, "k0", peers, threads, copying, QUOTA)
+    store = FileStore(folder, "k0", peers, threads, QUOTA)
     store.orders = ordered(made, PEER)
     return store
 
@@ -301,16 +286,6 @@ async def test_request_waits_for_the_order_that_names_its_checkpoint(store: File
     store.changes.notify()
     async with asyncio.timeout(PATIENCE):
         assert (await asked).read_bytes() == made.files[MINE]
-
-
-@pytest.mark.parametrize("is_copy", [True, False])
-async def test_copies_alone_are_fetched_by_the_threads_that_give_way(
-    store: FileStore, made: MadeCheckpoint, peers: Peers, is_copy: bool
-):
-    await store.ensure_head(made.attempt)
-    peers.threads.clear()
-    await store.ensure_file(made.attempt, THEIRS, is_copy=is_copy)
-    assert {name.partition("_")[0] for name in peers.threads} == {"copying" if is_copy else "keeper"}
 
 
 async def test_callers_that_ask_at_the_same_time_share_one_fetch(

@@ -99,7 +99,7 @@ def keeper_in(
 ) -> Keeper:
     local = KeeperFolder(folder, "job")
     local.lock()
-    files = FileStore(local, "k0", transport, threads, threads, 10**9)
+    files = FileStore(local, "k0", transport, threads, 10**9)
     return Keeper("k0", files, persister or FakePersister())
 
 

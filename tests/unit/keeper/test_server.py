@@ -36,7 +36,7 @@ async def test_refused_take_leaves_no_read_behind(
 ):
     folder = KeeperFolder(tmp_path, "job")
     folder.lock()
-    files = FileStore(folder, "k0", NoTransport(), threads, threads, 10**9)
+    files = FileStore(folder, "k0", NoTransport(), threads, 10**9)
     keeper = Keeper("k0", files, None)  # type: ignore[arg-type]
     keeper.attach(1, 2, 0, 1)
     api = KeeperApi(keeper, NoTransport(), threads, "secret")

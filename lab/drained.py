@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +24,7 @@ from muster.worker import Checkpointer, SavePoint
 
 STEPS = 100_000
 STUCK_AT = 3
+"""The step in which a rank hangs."""
 NUMBERS = 1000
 """What the ranks reduce in each step."""
 
@@ -43,7 +46,7 @@ def with_point(folder: Path, numbers: int, *, slow: bool = False, stuck: bool = 
             checkpointer.save(start, state)
         for step in range(start + 1, STEPS):
             if stuck and step == STUCK_AT and os.environ["RANK"] == "1":
-                hang(folder, step)
+                hang(folder, "stuck", step)
             train(state["weights"])
             if point.reached(step):
                 if point.deadline is not None:
@@ -57,14 +60,9 @@ def with_point(folder: Path, numbers: int, *, slow: bool = False, stuck: bool = 
     checkpointer.close()
 
 
-def with_a_stuck_rank(folder: Path, numbers: int) -> None:
-    """As :func:`with_point`, while one rank hangs."""
-    with_point(folder, numbers, stuck=True)
-
-
-def hang(folder: Path, step: int) -> None:
-    """Do nothing until the test goes on."""
-    say(folder, "stuck", step)
+def hang(folder: Path, what: str, step: int) -> None:
+    """Leave a line, and do nothing until the test makes the file ``gate``."""
+    say(folder, what, step)
     while not (folder / "gate").exists():
         time.sleep(0.01)
 
@@ -74,9 +72,7 @@ def with_a_slow_save(folder: Path, numbers: int) -> None:
     write = FileSystemWriter.write_data
 
     def late(*arguments: Any) -> Any:
-        say(folder, "writing", 0)
-        while not (folder / "gate").exists():
-            time.sleep(0.01)
+        hang(folder, "writing", 0)
         return write(*arguments)
 
     FileSystemWriter.write_data = late  # type: ignore[assignment]
@@ -113,7 +109,12 @@ def main() -> None:
     folder, mode, numbers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    modes = {"point": with_point, "slow": with_a_slow_save, "stuck": with_a_stuck_rank, "alone": alone}
+    modes: dict[str, Callable[[Path, int], None]] = {
+        "point": with_point,
+        "slow": with_a_slow_save,
+        "stuck": partial(with_point, stuck=True),
+        "alone": alone,
+    }
     modes[mode](folder, numbers)
     dist.destroy_process_group()
 

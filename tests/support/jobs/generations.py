@@ -1,4 +1,4 @@
-"""Generations of a job whose ranks save through a framework's adapter, one process each."""
+"""Generations of a job. Its ranks save through a framework's adapter, one process each."""
 
 import os
 import signal

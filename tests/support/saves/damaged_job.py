@@ -1,4 +1,4 @@
-"""A job whose ranks are threads of the test, whose checkpoints a test damages, and its generations."""
+"""A job and its generations. Its ranks are threads of the test, which damages its checkpoints."""
 
 import os
 import random

@@ -59,7 +59,7 @@ class CheckedJob(RuleBasedStateMachine):
         self.called: dict[int, float] = {}
         """When a unary call spoke for a rank last."""
         self.answered: dict[tuple[int, int, str], int] = {}
-        """By epoch, resets of the group, and incarnation: the last barrier whose decision answered a call."""
+        """By epoch, resets and incarnation: the barrier of the last decision that answered a call."""
         self.owned: dict[tuple[str, int], tuple[int, Process]] = {}
         """By group and rank: the last owner, and how often the group had been reset by then."""
         self.successions: list[Succession] = []

@@ -17,7 +17,7 @@ AHEAD = 1
 """Steps that a rank continues before it waits for the decision: the one that it is in when it hears of the
 request. No two ranks wait for each other, because a rank votes in a thread of its own once its first step has
 ended. If each step waits for a collective, no rank is more than one step ahead of another, and the agreed
-step is two steps away at most. Ranks whose hosts run further ahead of their GPUs save later."""
+step is two steps away at most. If hosts run further ahead of their GPUs, the agreed step is later."""
 
 
 @dataclass(frozen=True, slots=True)

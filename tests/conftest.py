@@ -79,14 +79,30 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_is_left_behind() -> Iterator[None]:
+def _no_node_is_left_behind() -> Iterator[None]:
     """Wait for the test's nodes to leave: a node joins again, even if a later test plays the coordinator."""
     yield
-    if _left_behind():
+    _wait_for("muster-node-", "muster-relay")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_session_is_left_behind() -> Iterator[None]:
+    """Wait for the module's sessions to end: one connects again, even if a later test plays its channel."""
+    yield
+    _wait_for("muster-session-")
+
+
+def _wait_for(*prefixes: str) -> None:
+    """Wait until no thread with such a name is left."""
+    if _running(prefixes):
         gc.collect()  # A handler that was dropped ends its node.
-    for thread in _left_behind():
+    for thread in _running(prefixes):
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"{thread.name} goes on after its test"
+
+
+def _running(prefixes: tuple[str, ...]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(prefixes)]
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +114,3 @@ def _log_is_not_set_up() -> Iterator[None]:
         if type(handler).__module__.startswith("muster."):
             root.removeHandler(handler)
             pytest.fail("the test set up the log of its own process: run the command in another process")
-
-
-def _left_behind() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith(("muster-node-", "muster-relay"))]

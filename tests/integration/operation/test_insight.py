@@ -15,6 +15,7 @@ from lab.patience import until
 from lab.processes import command, fork_client
 from lab.processes.coordinator import Coordinator
 from lab.processes.relay import RelayedCoordinator
+from muster import worker
 from muster.worker import BarrierTimeoutError, GrpcBarrier
 from tests.support.stuck import KINDS, sleeps
 
@@ -71,6 +72,7 @@ DOES = {
 def patient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Coordinator]:
     with request.param(tmp_path, session_ttl=SESSION_TTL) as coordinator:
         yield coordinator
+        worker.close()
 
 
 def test_waiting_ranks_learn_what_the_missing_ranks_are_doing(patient: Coordinator, caplog):

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from lab.processes.coordinator import Coordinator
+from muster.worker.saves.queue.backlog import MAX_UNDECIDED
 from muster.worker.saves.writers.child import wait_readable
 from muster.worker.transport.fork_guard import HANDLERS
 from tests.support.saves.save_history import Event, verdict, whole_checkpoint, whole_files
@@ -142,6 +143,34 @@ def test_coordinator_decides_after_a_restart_between_write_and_decision(
         assert all_of(world, "finalize") == [[1], [1]]
         assert committed(folder) == ["step-0000000001"]
         assert whole_checkpoint(folder / "step-0000000001", 1) is None
+
+
+@pytest.mark.back_in_time
+def test_saves_without_a_coordinator_take_bounded_room(coordinator: Coordinator, folder: Path):
+    """All ranks count alike, although one is refused a save that the other begins after the outage."""
+    with savers(coordinator.endpoint, 2, folder) as world:
+        all_of(world, "begin")
+        all_of(world, "save", step=1)
+        assert all_of(world, "finalize") == [[1], [1]]
+        coordinator.kill()
+        begun = [*range(2, 2 + MAX_UNDECIDED)]
+        refused, refused_on_one = begun[-1] + 1, begun[-1] + 2
+        for step in [*begun, refused]:
+            all_of(world, "save", step=step)
+        world[0].ask("save", step=refused_on_one)
+        assert len(list(folder.glob(".step-*"))) == MAX_UNDECIDED
+        coordinator.start()
+        heard = world[1].ask("finalize")
+        assert world[1].ask("save", step=refused_on_one) > 0, "it begins to write"
+        heard += world[1].ask("finalize")
+        for *finalized, first, second in (heard, world[0].ask("finalize")):
+            assert finalized == begun
+            assert f"step {refused} was not committed" in first.message
+            assert f"step {refused_on_one} was not committed" in second.message
+            assert all("earlier saves are not decided" in failed.message for failed in (first, second))
+        all_of(world, "save", step=refused)
+        assert all_of(world, "finalize") == [[refused], [refused]]
+        assert committed(folder) == [f"step-{step:010}" for step in [1, *begun, refused]]
 
 
 def test_another_number_of_ranks_loads_and_goes_on(coordinator: Coordinator, folder: Path):

@@ -12,6 +12,7 @@ from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
 from lab.watching import kubernetes_api
 from lab.watching.kubernetes_api import Asked, KubernetesApi, answer_in, disruption, eviction, node, pod
+from muster import worker
 from muster.service.security.grants import Role
 from muster.v1 import run_pb2, run_pb2_grpc
 from muster.watcher.kubernetes.evictions import RESPONDER
@@ -53,6 +54,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         tmp_path, state="memory:", extra=(f"--tokens-file={tmp_path / 'tokens.toml'}",)
     ) as running:
         yield running
+        worker.close()
 
 
 @pytest.fixture

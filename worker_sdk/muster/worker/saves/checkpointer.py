@@ -5,6 +5,7 @@ when there is something else to save; each one's part is written in its child; w
 commits.
 """
 
+import logging
 import operator
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from muster.worker.saves.memory.staging import (
 )
 from muster.worker.saves.planning.planning import Planning, SweptError
 from muster.worker.saves.planning.state_dicts import check_planner, expanded, planned_bytes
+from muster.worker.saves.queue.backlog import BacklogError, check_backlog
 from muster.worker.saves.queue.calls import SaveTimings
 from muster.worker.saves.queue.groups import default_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
@@ -54,6 +56,8 @@ from muster.worker.saves.storage.open_storage import absolute, check_options, op
 from muster.worker.saves.storage.rank_write import METADATA, RankWrite, manifest_of, written_note
 from muster.worker.saves.storage.reading import load_into
 from muster.worker.saves.storage.written import check_whole
+
+logger = logging.getLogger(__name__)
 
 Verify: TypeAlias = Literal["load", "off"]
 
@@ -179,7 +183,8 @@ class Checkpointer:
         bring theirs there, and the save is committed there. A warning names the rank and the sizes.
 
         If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
-        failed for all ranks, which hear of it from :meth:`finalize`.
+        failed for all ranks, which hear of it from :meth:`finalize`. So it has, without an error here, if
+        eight earlier saves are not decided, for example while the coordinator is away.
 
         Args:
             step: the step's number, from 0.
@@ -229,6 +234,7 @@ class Checkpointer:
 
         try:
             self._check_new(step)
+            check_backlog(self._queue.undecided)
             self._steps[number] = step
             state_dict = expanded(state_dict)
             held = self._stage(state_dict)
@@ -275,19 +281,21 @@ class Checkpointer:
                 word=pending.word,
             )
         except BaseException as error:
-            elsewhere = isinstance(error, BarrierError | SweptError)
+            is_raised = not isinstance(error, BarrierError | SweptError | BacklogError)
             why = "it was interrupted"
             # The other ranks count this save, in their plans and in their queues.
             try:
-                why = f"it was not planned: {error}" if elsewhere else failure_text(error)
+                why = failure_text(error) if is_raised else f"it was not planned: {error}"
                 self._planning.refuse(name, pending, why)
             finally:
                 if self._queue.next_idx == number:
                     if held is not None:
                         held.release()
                     self._queue.schedule_failure(why, name=name, on_decided=clean, report=report)
-            if not elsewhere:
+            if is_raised:
                 raise
+            if isinstance(error, BacklogError):  # Its decision may be long in coming.
+                logger.warning("%s is not saved: %s", name, error)
 
     def _check_group(self) -> None:
         """The plan is made by torch's process group, and the decision by the barrier's ranks."""

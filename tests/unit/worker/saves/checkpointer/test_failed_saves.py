@@ -21,6 +21,7 @@ from muster.worker.saves import checkpointer as module
 from muster.worker.saves.memory import staging
 from muster.worker.saves.planning import planning
 from muster.worker.saves.planning.planning import CHANGED
+from muster.worker.saves.queue.backlog import MAX_UNDECIDED
 from muster.worker.saves.storage.folder_storage import PendingFolder
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
@@ -136,6 +137,26 @@ def test_a_state_that_is_too_large_for_a_copy_is_refused_before_the_fork(
     made.save(1, state(1))
     assert made.finalize(blocking=True) == [1]
     made.close()
+
+
+def test_backlog_of_undecided_saves_is_bounded(
+    made: Checkpointer, barrier: FakeBarrier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """As while the coordinator is away: each further save would take room, and none would be removed."""
+    barrier.open.clear()
+    begun, refused = range(MAX_UNDECIDED), range(MAX_UNDECIDED, MAX_UNDECIDED + 3)
+    for step in [*begun, *refused]:
+        made.save(step, state(step))
+    assert len(list(tmp_path.glob(".step-*"))) == MAX_UNDECIDED
+    for number, step in enumerate(refused):
+        undecided = MAX_UNDECIDED + number
+        assert f"step {step} is not saved: {undecided} earlier saves are not decided" in caplog.text
+    barrier.open.set()
+    for finalized, step in zip([tuple(begun), (), ()], refused, strict=True):
+        with pytest.raises(AsyncSaveError, match=f"step {step} was not committed.*earlier saves") as caught:
+            made.finalize(blocking=True)
+        assert caught.value.finalized == finalized
+    save_steps(made, *refused)
 
 
 def test_nothing_is_saved_after_closing(tmp_path: Path):

@@ -23,6 +23,11 @@ class View:
     unfinalized: int
     """How many are neither finalized nor dropped."""
 
+    @property
+    def undecided(self) -> int:
+        """How many, from the oldest that is not decided on, may still fail."""
+        return self.unfinalized - self.ready
+
 
 @dataclass(frozen=True, slots=True)
 class DecidedSave:

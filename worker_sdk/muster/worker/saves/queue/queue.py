@@ -186,6 +186,11 @@ class AsyncCallsQueue:
         """The number of the save that is scheduled next."""
         return self._look().next_idx
 
+    @property
+    def undecided(self) -> int:
+        """How many saves are under way: from the oldest that is not decided on."""
+        return self._look().undecided
+
     def schedule_async_request(
         self,
         async_request: AsyncRequest,

@@ -428,13 +428,14 @@ the other one, where those of the other runs come first.
 
 {others}
 All messages of a step come at once. So a decision of another run waits for the messages that came before it,
-and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/join_turns.py`).
+and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/join_turns.py`), and 64
+messages are written in one pass of the event loop (`rpc/write_pace.py`). Without the latter, the others' p99
+was 66 to 130 ms while all ranks arrived (three runs), and 49 to 128 ms with it (ten runs; median: 56 ms).
 
 ## What is missed, and why
 
-- The machine of 2026-11-28 was half as fast as that of the first measurement. The version of 2026-11-25 took
-  3.98 s of CPU for the start of 16,384 ranks on its day. On 2026-11-28 it took 7.4 and 8.3 s, and the present
-  version took 7.8 and 8.7 s, in turns. So compare the rows with each other.
+- The machines differ. A run on another one took 8.70 s of CPU for the start of 16,384 ranks, 2.87 s for the
+  restart, and 507 ms for the p99. So compare the rows of one run with each other.
 - Half of the CPU of a start is for its streams: to open one and let its 8 ranks enter takes about 1 ms of the
   coordinator. More than half of that is gRPC's own work. On 2026-11-25, a `grpc.aio` server that only
   answered the same messages with fixed bytes took 1.7 s of CPU while the ranks entered, and 2.8 s for the
@@ -443,10 +444,9 @@ and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/j
 - Every join of a subset group carries the list of its participants. The coordinator decodes and keeps the
   list once, but it still receives and compares each copy. At 65,536 ranks these are 8,192 messages of 90 KB,
   or 740 MB that come at once. So the second group's join takes longer for a rank there, and more memory.
-- The other runs' decisions during the start are beyond their target. A part of that is the measurement: the
-  processes that play {LARGE:,} ranks and those that play the other runs share a core. On 2026-11-28, with
-  relays of racks, the coordinator's own times during the start had these p99: 12 ms for a batch of events,
-  and 41 ms for its commit. Only joins take turns, not arrivals.
+- Without relays of racks, the other runs' p99 misses its target in most runs: 47 to 132 ms in ten. gRPC hands
+  over the messages of all streams in the order in which they came. So a decision waits for up to 2,048
+  messages, each of some tens of microseconds, half of which are gRPC's own work.
 """
 
 

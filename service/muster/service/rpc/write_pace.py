@@ -1,6 +1,7 @@
 """A limit of one run's writes in one pass of the event loop.
 
-Without it, a decision for thousands of streams is written in one pass, and those of other runs wait for its end.
+Without it, a decision for thousands of streams is written in one pass, and other runs' decisions wait for its
+end.
 """
 
 import asyncio

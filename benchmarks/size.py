@@ -428,7 +428,7 @@ the other one, where those of the other runs come first.
 
 {others}
 All messages of a step come at once. So a decision of another run waits for the messages that came before it,
-and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/join_turns.py`), and 64
+and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/join_turns.py`), and 128
 messages are written in one pass of the event loop (`rpc/write_pace.py`). Without the latter, the others' p99
 was 66 to 130 ms while all ranks arrived (three runs), and 49 to 128 ms with it (ten runs; median: 56 ms).
 

@@ -11,6 +11,16 @@ Take = Callable[[], bytes | None]
 """Takes the next message out of an outbox; None: the outbox was cleared meanwhile."""
 
 
+WakeUp = Callable[[asyncio.Future[None]], None]
+"""Wakes a loop that writes, by setting the future that it waits for."""
+
+
+def wake_now(writer: asyncio.Future[None]) -> None:
+    """Wake a loop that writes, unless it was cancelled."""
+    if not writer.done():
+        writer.set_result(None)
+
+
 class Outbox:
     """Messages in order, until it is closed.
 
@@ -18,7 +28,7 @@ class Outbox:
         queued: counts the messages of several outboxes; None: this one counts for itself.
     """
 
-    __slots__ = ("_fewer", "_queued", "_wake", "bytes", "closed", "is_writing", "waiting")
+    __slots__ = ("_fewer", "_queued", "_writer", "bytes", "closed", "is_writing", "waiting", "wake_up")
 
     def __init__(self, queued: Queued | None = None) -> None:
         self._queued = queued if queued is not None else Queued()
@@ -30,7 +40,10 @@ class Outbox:
         """Whether it accepts no more messages."""
         self.is_writing = False
         """Whether a message that was taken is being written, or its write has failed."""
-        self._wake: asyncio.Future[None] | None = None
+        self.wake_up: WakeUp = wake_now
+        """How the loop that writes is woken."""
+        self._writer: asyncio.Future[None] | None = None
+        """What the loop that writes waits for; None: it writes, or was woken."""
         self._fewer: asyncio.Event | None = None
         """Set when fewer messages wait; None before anything has waited for that."""
 
@@ -89,8 +102,9 @@ class Outbox:
             await self._fewer.wait()
 
     def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self.wake_up(writer)
 
     async def write(self, write: Callable[[int, Take], Awaitable[None]]) -> None:
         """Write messages until the outbox is closed and empty.
@@ -105,5 +119,5 @@ class Outbox:
                 self.is_writing = False
             if self.closed:
                 return
-            self._wake = loop.create_future()
-            await self._wake
+            self._writer = writer = loop.create_future()
+            await writer

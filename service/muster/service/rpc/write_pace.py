@@ -8,18 +8,21 @@ import asyncio
 from collections import deque
 from weakref import WeakValueDictionary
 
-MAX_WRITES = 64
-"""Writes of one run that begin in one pass of the event loop. Each takes some tens of microseconds of it."""
+from muster.serving.outbox import wake_now
+
+MAX_WRITERS = 128
+"""Streams of one run that begin to write in one pass of the event loop. A write takes some tens of
+microseconds."""
 
 
 class WritePaces:
     """Paces the writes of each run.
 
     Args:
-        most: writes of one run in one pass.
+        most: streams of one run that begin to write in one pass.
     """
 
-    def __init__(self, most: int = MAX_WRITES) -> None:
+    def __init__(self, most: int = MAX_WRITERS) -> None:
         self._most = most
         self._of_run: WeakValueDictionary[str, WritePace] = WeakValueDictionary()
 
@@ -29,10 +32,10 @@ class WritePaces:
 
 
 class WritePace:
-    """Counts the writes that begin in a pass, whenever they end: a peer that does not read delays no other.
+    """Wakes some streams in each pass. It waits for none: a peer that does not read delays no other.
 
     Args:
-        most: writes in one pass.
+        most: streams in one pass.
     """
 
     def __init__(self, most: int) -> None:
@@ -40,24 +43,26 @@ class WritePace:
         self._left = most
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def turn(self) -> asyncio.Future[None] | None:
-        """Take a turn. Returns what to wait for before the write begins; None: it may begin immediately."""
-        if self._left and not self._waiting:
-            self._begin()
-            return None
-        granted = asyncio.get_running_loop().create_future()
-        self._waiting.append(granted)
-        return granted
+    def wake_up(self, writer: asyncio.Future[None]) -> None:
+        """Wake a stream's loop that writes, in this pass or a later one.
 
-    def _begin(self) -> None:
+        Args:
+            writer: what the loop waits for.
+        """
+        if self._left and not self._waiting:
+            self._wake(writer)
+        else:
+            self._waiting.append(writer)
+
+    def _wake(self, writer: asyncio.Future[None]) -> None:
         if self._left == self._most:
             asyncio.get_running_loop().call_soon(self._next_pass)
         self._left -= 1
+        wake_now(writer)
 
     def _next_pass(self) -> None:
         self._left = self._most
         while self._left and self._waiting:
-            granted = self._waiting.popleft()
-            if not granted.cancelled():
-                self._begin()
-                granted.set_result(None)
+            writer = self._waiting.popleft()
+            if not writer.done():
+                self._wake(writer)

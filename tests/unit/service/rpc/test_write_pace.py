@@ -4,50 +4,61 @@ import asyncio
 from itertools import pairwise
 
 from muster.service.rpc.write_pace import WritePace, WritePaces
+from muster.serving.outbox import Outbox, Take
 
 
-async def test_each_pass_begins_some_writes_in_order():
-    pace, begun = WritePace(most=2), []
+def writers(count: int) -> list[asyncio.Future[None]]:
+    loop = asyncio.get_running_loop()
+    return [loop.create_future() for _ in range(count)]
 
-    async def write(number: int) -> None:
-        turn = pace.turn()
-        if turn is not None:
-            await turn
-        begun.append(number)
 
-    writes = [asyncio.create_task(write(number)) for number in range(7)]
+async def test_each_pass_wakes_some_streams_in_order():
+    pace, waiting = WritePace(most=2), writers(7)
+    for writer in waiting:
+        pace.wake_up(writer)
     passes = []
-    while len(begun) < len(writes):
+    while not all(writer.done() for writer in waiting):
+        passes.append([writer.done() for writer in waiting])
         await asyncio.sleep(0)
-        passes.append(list(begun))
-    assert begun == list(range(7))
-    assert all(len(after) - len(before) <= 2 for before, after in pairwise(passes))
+    counts = [*map(sum, passes), len(waiting)]
+    assert all(0 <= after - before <= 2 for before, after in pairwise([0, *counts]))
+    assert all(sorted(done, reverse=True) == done for done in passes)
 
 
-async def test_write_that_is_cancelled_takes_no_turn():
-    pace = WritePace(most=1)
-    assert pace.turn() is None
-    first, second = pace.turn(), pace.turn()
-    assert first is not None
-    assert second is not None
-    first.cancel()
+async def test_stream_that_has_ended_takes_no_turn():
+    pace, (first, ended, last) = WritePace(most=1), writers(3)
+    for writer in (first, ended, last):
+        pace.wake_up(writer)
+    ended.cancel()
     async with asyncio.timeout(10):
-        await second
-
-
-async def test_write_that_never_ends_delays_no_other():
-    pace = WritePace(most=1)
-    assert pace.turn() is None, "this write ends never: its peer does not read"
-    async with asyncio.timeout(10):
-        for _ in range(3):
-            turn = pace.turn()
-            if turn is not None:
-                await turn
+        await last
+    pace.wake_up(ended)
 
 
 async def test_streams_of_a_run_share_a_pace():
-    paces = WritePaces(most=1)
-    one, same, other = paces.of("job"), paces.of("job"), paces.of("another")
-    assert one.turn() is None
-    assert same.turn() is not None
-    assert other.turn() is None
+    paces, (one, same, other) = WritePaces(most=1), writers(3)
+    kept = paces.of("job")
+    kept.wake_up(one)
+    paces.of("job").wake_up(same)
+    paces.of("another").wake_up(other)
+    assert (one.done(), same.done(), other.done()) == (True, False, True)
+
+
+async def test_messages_that_come_before_the_stream_is_woken_are_written_in_order():
+    pace, (earlier,) = WritePace(most=1), writers(1)
+    outbox, written = Outbox(), []
+    outbox.wake_up = pace.wake_up
+
+    async def write(_: int, take: Take) -> None:
+        written.append(take())
+
+    writing = asyncio.create_task(outbox.write(write))
+    await asyncio.sleep(0)
+    pace.wake_up(earlier)
+    for data in (b"1", b"2"):
+        outbox.put(data)
+    outbox.close()
+    assert written == []
+    async with asyncio.timeout(10):
+        await writing
+    assert written == [b"1", b"2"]

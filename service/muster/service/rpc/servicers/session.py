@@ -1,7 +1,7 @@
 """SessionService: a stream for every worker process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,9 +21,9 @@ from muster.service.rpc import codec, errors
 from muster.service.rpc.interceptors.guard import ADMISSION, Admission
 from muster.service.rpc.interceptors.unsent import log_slow_reader, slow_reader
 from muster.service.rpc.join_turns import JoinTurn, JoinTurns
-from muster.service.rpc.write_pace import WritePace, WritePaces
+from muster.service.rpc.write_pace import WritePaces
 from muster.service.security.audit import CALL
-from muster.serving.outbox import Outbox, Take
+from muster.serving.outbox import Outbox
 from muster.serving.queued import MAX_BYTES, Queued
 from muster.serving.writes import Writes
 from muster.v1.insight_pb2 import Inspected
@@ -85,8 +85,6 @@ class Session:
         self._join_turn: JoinTurn | None = None
         """The turns of its joins; None before the Hello."""
         self._paces = paces if paces is not None else WritePaces()
-        self._pace: WritePace | None = None
-        """The pace of its run's writes; None before the Hello."""
         self._name = "a session that has not said Hello"
         self._outbox = Outbox(self._queued)
         self._patience = asyncio.timeout(None)
@@ -168,7 +166,7 @@ class Session:
         reader = asyncio.create_task(self._read(context, hello_timeout))
         try:
             async with self._patience:
-                await self._outbox.write(partial(self._write, context))
+                await self._outbox.write(partial(self._writes.write, context, reader=self._reader))
         except TimeoutError:
             # No status reaches the peer; gRPC keeps the message while it is connected.
             if self._outbox.is_writing:
@@ -183,17 +181,6 @@ class Session:
             self._driver.submit(Disconnected(self.id, reset=not ended))
         if self._status is not None:
             await errors.end_with(self._status, context)
-
-    def _write(self, context: Any, size: int, take: Take) -> Awaitable[None]:
-        """Return what writes a message. Only one that waits for its turn costs a coroutine of its own."""
-        turn = self._pace.turn() if self._pace is not None else None
-        if turn is None:
-            return self._writes.write(context, size, take, self._reader)
-        return self._write_after(turn, context, size, take)
-
-    async def _write_after(self, turn: asyncio.Future[None], context: Any, size: int, take: Take) -> None:
-        await turn
-        await self._writes.write(context, size, take, self._reader)
 
     def _reader(self) -> str:
         return self._name
@@ -254,7 +241,7 @@ class Session:
                 call.open(event.run_id)
             self._name = _name(event)
             self._join_turn = self._join_turn or self._join_turns.of(event.run_id)
-            self._pace = self._pace or self._paces.of(event.run_id)
+            self._outbox.wake_up = self._paces.of(event.run_id).wake_up
             if event.relay:
                 self._max_unsent = max(self._max_unsent, MAX_ENTRIES)
         return event

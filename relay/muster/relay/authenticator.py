@@ -3,7 +3,7 @@
 On a Unix socket, the permissions of its file decide. On a port, an authenticator does.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -35,16 +35,31 @@ class Caller(Protocol):
         ...
 
 
+class IncomingCall(Protocol):
+    """What a call's grpc.aio context says of the caller."""
+
+    def invocation_metadata(self) -> Metadata | None:
+        """Return the headers of the call."""
+        ...
+
+    def peer(self) -> str:
+        """Return gRPC's name of the caller's connection."""
+        ...
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return the properties of the connection's TLS, such as the names in the caller's certificate."""
+        ...
+
+
 class Authenticator(Protocol):
     """Checks every stream and call before it is served."""
 
-    def admit(self, method: str, metadata: Metadata, peer: str) -> AbstractAsyncContextManager[Caller]:
+    def admit(self, method: str, call: IncomingCall) -> AbstractAsyncContextManager[Caller]:
         """Admit a caller for as long as the context is open.
 
         Args:
             method: the method that is called.
-            metadata: the headers of the call.
-            peer: gRPC's name of the caller's connection.
+            call: the call.
 
         Raises:
             Refused: the caller has no access, or has lost it.
@@ -70,6 +85,6 @@ class AllowAll:
     """Admits every caller that can connect."""
 
     @asynccontextmanager
-    async def admit(self, method: str, metadata: Metadata, peer: str) -> AsyncIterator[Caller]:
+    async def admit(self, method: str, call: IncomingCall) -> AsyncIterator[Caller]:
         """See ``Authenticator``."""
         yield UnrestrictedCaller()

@@ -118,9 +118,7 @@ class CallForwarder(grpc.GenericRpcHandler):
 
         async def call(_: object, context: Any) -> None:
             try:
-                async with self._authenticator.admit(
-                    method, context.invocation_metadata() or (), context.peer()
-                ) as caller:
+                async with self._authenticator.admit(method, context) as caller:
                     made = _Call(method, caller, context)
                     if (request := await made.read_first()) is not None:
                         await self._forward(made, request)

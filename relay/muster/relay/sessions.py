@@ -163,9 +163,7 @@ class Sessions(grpc.GenericRpcHandler):
             await status.end_with(refusals.draining(), context)
             return
         try:
-            async with self._authenticator.admit(
-                CONNECT, context.invocation_metadata() or (), context.peer()
-            ) as caller:
+            async with self._authenticator.admit(CONNECT, context) as caller:
                 session = Session(self._router, caller, self._writes, self._queued, self._cut_slowest_off)
                 await self._serve(session, context)
         except refusals.Refused as refused:

@@ -1,6 +1,7 @@
 """The audit log of a real coordinator."""
 
 import json
+import os
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,6 +11,7 @@ import grpc
 import pytest
 
 import muster.worker
+from lab.authority import Authority
 from lab.patience import until
 from lab.processes.coordinator import Coordinator, free_port
 from lab.processes.relay import Relay
@@ -67,6 +69,37 @@ def test_audit_log_of_a_relay_names_the_callers_that_the_coordinator_does_not_se
         ("team-a", "Operate", "team-b.1", "RUN_NOT_ALLOWED"),
     }
     assert "a secret" not in path.read_text()
+
+
+def test_audit_log_of_a_relay_names_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    authority, path = Authority(tmp_path, "authority"), tmp_path / "relay.jsonl"
+    served, client = authority.issue("localhost", "localhost"), authority.issue("a-rank")
+    extra = (
+        *(f"--tls-cert={served.cert}", f"--tls-key={served.key}", f"--tls-client-ca={authority.ca}"),
+        f"--audit-log={path}",
+    )
+    port, environment = free_port(), {**os.environ}
+    with (
+        Coordinator(tmp_path, state="memory:") as coordinator,
+        Relay(
+            *(tmp_path, coordinator.endpoint),
+            listen=f"localhost:{port}",
+            extra=extra,
+            environment=environment,
+        ),
+    ):
+        monkeypatch.setenv("MUSTER_TLS_CA", str(authority.ca))
+        monkeypatch.setenv("MUSTER_TLS_CERT", str(client.cert))
+        monkeypatch.setenv("MUSTER_TLS_KEY", str(client.key))
+        GrpcBarrier(0, 1, endpoint=f"localhost:{port}", run_id="job", generation=0).execute_barrier()
+        CoordinatorStore(f"localhost:{port}", "job").set("key", "value")
+        muster.worker.close()
+        until(lambda: '"result": "OK"' in path.read_text())
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {(one["call"].rpartition("/")[2], one["certificate"]) for one in entries} == {
+        ("Connect", "a-rank"),
+        ("Operate", "a-rank"),
+    }
 
 
 def test_audit_log_has_each_change_and_each_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

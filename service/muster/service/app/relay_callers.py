@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from muster.relay.authenticator import Caller, Metadata, Read
+from muster.relay.authenticator import Caller, IncomingCall, Metadata, Read
 from muster.relay.forwarding import DIALOGUES
 from muster.relay.refusals import Refused, info_of
 from muster.relay.upstream import CONNECT
@@ -17,7 +17,7 @@ from muster.service.rpc.interceptors.refusals import parsed
 from muster.service.rpc.server import METHODS, SERVICES
 from muster.service.security import access
 from muster.service.security.access import Access
-from muster.service.security.audit import CALL, CANCELLED, OK, AuditedCall, Write
+from muster.service.security.audit import CALL, CANCELLED, OK, AuditedCall, Write, common_name
 from muster.service.security.grants import Grant, Role
 from muster.service.security.traffic import Traffic
 from muster.serving.connections import address_of
@@ -49,21 +49,28 @@ class RelayAuthenticator:
         self._audit = audit
 
     @asynccontextmanager
-    async def admit(self, method: str, metadata: Metadata, peer: str) -> AsyncIterator[Caller]:
+    async def admit(self, method: str, call: IncomingCall) -> AsyncIterator[Caller]:
         """See ``Authenticator``."""
-        address = address_of(peer)
-        audited = self._audited(method, peer)
+        address = address_of(call.peer())
+        audited = self._audited(method, call)
         ending = nullcontext() if audited is None else with_end(audited)
         with ending, refusals_of_relay(), self._counted(method, address):
-            async with self._granted(method, metadata) as grant:
+            async with self._granted(method, call.invocation_metadata() or ()) as grant:
                 yield AdmittedCaller(grant, self._traffic, address, audited)
 
-    def _audited(self, method: str, peer: str) -> AuditedCall | None:
+    def _audited(self, method: str, incoming: IncomingCall) -> AuditedCall | None:
         """Return the facts for the audit log about a call, and let the checks of the caller add to them."""
         if self._audit is None:
             return None
         # The coordinator's entries have the begin and the end of other streams.
-        call = AuditedCall(self._audit, method, access.changes(method), lasts=method == CONNECT, address=peer)
+        call = AuditedCall(
+            self._audit,
+            method,
+            changes=access.changes(method),
+            lasts=method == CONNECT,
+            address=incoming.peer(),
+            certificate=common_name(incoming.auth_context()),
+        )
         CALL.set(call)
         return call
 

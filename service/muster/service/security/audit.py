@@ -6,10 +6,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,15 @@ class AuditedCall:
 
 CALL: ContextVar[AuditedCall | None] = ContextVar("audited_call", default=None)
 """The call of the current task; None: the coordinator has no audit log."""
+
+
+def common_name(names: Mapping[str, Iterable[bytes]]) -> str:
+    """Return the common name of a client's certificate; empty: it showed none.
+
+    Args:
+        names: gRPC's ``auth_context()`` of the call.
+    """
+    return b"".join(islice(names.get("x509_common_name", ()), 1)).decode("utf-8", "replace")
 
 
 def identity(grant: Grant | None, certificate: str = "") -> Fields:

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import pytest
 
@@ -22,6 +24,23 @@ SET = "/muster.v1.StoreService/Set"
 GET = "/muster.v1.StoreService/Get"
 PEER = "ipv4:10.0.0.7:1"
 SECRETS = {role: f"{role.name.lower()}-0123456789" for role in Role}
+
+
+@dataclass(frozen=True, slots=True)
+class FakeCall:
+    """A call without TLS, as the relay sees it."""
+
+    metadata: Iterable[tuple[str, str | bytes]] = ()
+    address: str = PEER
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
+        return self.metadata
+
+    def peer(self) -> str:
+        return self.address
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return {}
 
 
 def granted(*runs: str, roles: tuple[Role, ...] = tuple(Role)) -> Tokens:
@@ -53,7 +72,7 @@ def reason_of(refused: Refused) -> str:
 async def outcome(authenticator: RelayAuthenticator, method: str, role: Role, run_id: str = "job") -> str:
     """What becomes of a call: a reason, or OK."""
     try:
-        async with authenticator.admit(method, bearing(role), PEER) as caller:
+        async with authenticator.admit(method, FakeCall(bearing(role))) as caller:
             if method == CONNECT:
                 caller.check_run(run_id)
             else:
@@ -78,7 +97,7 @@ async def outcome(authenticator: RelayAuthenticator, method: str, role: Role, ru
 async def test_caller_without_a_token_is_refused(metadata: list[tuple[str, str | bytes]], reason: str):
     authenticator = guard(Access(granted))
     with pytest.raises(Refused) as caught:
-        async with authenticator.admit(CONNECT, metadata, PEER):
+        async with authenticator.admit(CONNECT, FakeCall(metadata)):
             raise AssertionError("it was let in")
     assert reason_of(caught.value) == reason
 
@@ -117,7 +136,7 @@ async def test_run_that_is_not_the_tokens_is_refused(method: str):
     ],
 )
 async def test_unparsable_request_is_not_forwarded(method: str, data: bytes, reason: str):
-    async with guard(Access(granted)).admit(SET, bearing(Role.OPERATOR), PEER) as caller:
+    async with guard(Access(granted)).admit(SET, FakeCall(bearing(Role.OPERATOR))) as caller:
         with pytest.raises(Refused) as caught:
             caller.check_request(method, data)
     assert reason_of(caught.value) == reason
@@ -147,7 +166,7 @@ async def test_audit_log_has_the_end_of_a_session():
     authenticator = RelayAuthenticator(None, Traffic(TrafficLimits(), lambda: 0.0), entries.append)
     for end in (asyncio.CancelledError(), Refused(upstream_lost("it is away"))):
         with pytest.raises(type(end)):
-            async with authenticator.admit(CONNECT, (), PEER) as caller:
+            async with authenticator.admit(CONNECT, FakeCall()) as caller:
                 caller.check_run("a-1")
                 raise end
     assert [(one["who"], one["run"], one["result"]) for one in entries] == [
@@ -161,7 +180,7 @@ async def test_audit_log_has_the_end_of_a_session():
 async def test_audit_log_has_each_request_of_a_dialogue_without_tokens():
     entries: list[Fields] = []
     authenticator = RelayAuthenticator(None, Traffic(TrafficLimits(), lambda: 0.0), entries.append)
-    async with authenticator.admit(OPERATE, (), PEER) as caller:
+    async with authenticator.admit(OPERATE, FakeCall()) as caller:
         for key in ("one", "two"):
             entry = store_pb2.KeyValue(key=key, value=b"a secret")
             asked = store_pb2.OperateRequest(set=store_pb2.SetRequest(run_id="a-1", entries=[entry]))
@@ -179,7 +198,7 @@ async def test_revoked_token_ends_its_calls():
 
     async def stay() -> str:
         try:
-            async with guard(access).admit(CONNECT, bearing(Role.WORKER), PEER):
+            async with guard(access).admit(CONNECT, FakeCall(bearing(Role.WORKER))):
                 inside.set()
                 await asyncio.Event().wait()
         except Refused as refused:
@@ -195,14 +214,17 @@ async def test_revoked_token_ends_its_calls():
 
 async def test_relay_bounds_open_streams_of_an_address_and_no_calls():
     authenticator = guard(None, max_sessions_per_peer=1)
-    async with authenticator.admit(CONNECT, (), PEER), authenticator.admit(OPERATE, (), PEER):
+    async with authenticator.admit(CONNECT, FakeCall()), authenticator.admit(OPERATE, FakeCall()):
         for method in (CONNECT, OPERATE):
             with pytest.raises(Refused, match="max_sessions_per_peer is 1"):
-                async with authenticator.admit(method, (), "ipv4:10.0.0.7:2"):
+                async with authenticator.admit(method, FakeCall(address="ipv4:10.0.0.7:2")):
                     raise AssertionError("it was let in")
-        async with authenticator.admit(SET, (), PEER), authenticator.admit(CONNECT, (), "ipv4:10.0.0.8:1"):
+        async with (
+            authenticator.admit(SET, FakeCall()),
+            authenticator.admit(CONNECT, FakeCall(address="ipv4:10.0.0.8:1")),
+        ):
             pass
-    async with authenticator.admit(CONNECT, (), PEER):
+    async with authenticator.admit(CONNECT, FakeCall()):
         pass
 
 
@@ -217,7 +239,7 @@ async def test_relay_hands_messages_on_at_the_rate_of_their_address():
 
     limits = TrafficLimits(max_messages_per_second_per_peer=1)
     authenticator = RelayAuthenticator(None, Traffic(limits, lambda: 0.0, sleep))
-    async with authenticator.admit(CONNECT, (), PEER) as caller:
+    async with authenticator.admit(CONNECT, FakeCall()) as caller:
         paced = caller.paced(read)
         assert [await paced(), await paced()] == [b"said"] * 2
     assert slept == [1.0]

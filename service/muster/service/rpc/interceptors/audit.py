@@ -9,10 +9,7 @@ import grpc
 from muster.service.core.vocabulary.refusal import Refusal
 from muster.service.rpc.interceptors.refusals import Continuation
 from muster.service.security import access
-from muster.service.security.audit import CALL, OK, AuditedCall, Write
-
-CERTIFICATE = "x509_common_name"
-"""gRPC's name for the common name of a client's certificate."""
+from muster.service.security.audit import CALL, OK, AuditedCall, Write, common_name
 
 
 class AuditInterceptor(grpc.aio.ServerInterceptor):
@@ -63,15 +60,13 @@ class AuditInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _audited(self, method: str, context: Any) -> Iterator[None]:
-        names = context.auth_context().get(CERTIFICATE, [b""])
-        certificate = names[0].decode("utf-8", "replace")
         call = AuditedCall(
             self._write,
             method,
             changes=access.changes(method),
             lasts=self._kinds.get(method) == "server_stream",
             address=context.peer(),
-            certificate=certificate,
+            certificate=common_name(context.auth_context()),
         )
         CALL.set(call)
         try:

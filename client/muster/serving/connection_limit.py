@@ -39,17 +39,17 @@ class ConnectionLimit:
 
     async def keep(self) -> None:
         """Look at the connections again and again."""
-        untold: Counter[str] = Counter()
-        told = -math.inf
+        unreported: Counter[str] = Counter()
+        reported_at = -math.inf
         while True:
             now = time.monotonic()
             ended, seconds = await asyncio.to_thread(self._timed_look)
-            untold.update(ended)
-            if untold and now - told >= TELL_INTERVAL:
-                for address, count in untold.items():
+            unreported.update(ended)
+            if unreported and now - reported_at >= TELL_INTERVAL:
+                for address, count in unreported.items():
                     self._ended(address, count)
-                untold.clear()
-                told = now
+                unreported.clear()
+                reported_at = now
             await asyncio.sleep(max(INTERVAL, SHARE * seconds))
 
     def _timed_look(self) -> tuple[Counter[str], float]:

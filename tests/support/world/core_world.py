@@ -93,6 +93,7 @@ class World:
 
     def start_coordinator(self) -> None:
         self.epoch += 1
+        self.serves_since = self.now
         self.coordinator = Coordinator(
             session_ttl=self.ttl, limits=self.limits, retention=self.retention, epoch=self.epoch
         )

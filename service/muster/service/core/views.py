@@ -261,19 +261,19 @@ def checkpoints(run: Run, now: Instant) -> CheckpointsView | None:
 
 def steps(run: Run) -> StepsView | None:
     """Return the steps of a run's connected ranks; None if none of them reports one."""
-    told = [
+    reported = [
         (process.step, process.rank)
         for process in run.roster
         if process.step is not None and process.state is MemberState.CONNECTED
     ]
-    if not told:
+    if not reported:
         return None
-    last, lowest_rank = min(told)
+    last, lowest_rank = min(reported)
     return StepsView(
-        highest=max(step.number for step, _ in told),
+        highest=max(step.number for step, _ in reported),
         lowest=last.number,
         lowest_rank=lowest_rank,
-        moved_at=max(step.since for step, _ in told),
+        moved_at=max(step.since for step, _ in reported),
     )
 
 

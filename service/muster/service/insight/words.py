@@ -87,23 +87,23 @@ def _state(letter: str) -> str:
 
 def facts(own: Report) -> str:
     """Describe what a report says beside the threads."""
-    told = []
+    parts = []
     if own.HasField("since_arrival_ms"):
-        told.append(f"last arrived {duration(own.since_arrival_ms)} ago")
+        parts.append(f"last arrived {duration(own.since_arrival_ms)} ago")
     else:
-        told.append("has not arrived anywhere yet")
+        parts.append("has not arrived anywhere yet")
     if own.cpu_over_ms:
-        told.append(f"used {duration(own.cpu_ms)} of processor time in {duration(own.cpu_over_ms)}")
+        parts.append(f"used {duration(own.cpu_ms)} of processor time in {duration(own.cpu_over_ms)}")
     if own.resident_bytes:
-        told.append(f"{_size(own.resident_bytes)} resident")
-    told += map(_child, own.saves)
-    return "; ".join(told)
+        parts.append(f"{_size(own.resident_bytes)} resident")
+    parts += map(_child, own.saves)
+    return "; ".join(parts)
 
 
-def answered(told: StacksResponse) -> tuple[int, int]:
+def answered(stacks: StacksResponse) -> tuple[int, int]:
     """Return how many processes answered, and how many were asked."""
-    heard = sum(len(crowd.members) for crowd in told.crowds)
-    return heard, heard + sum(len(crowd.members) for crowd in told.silent)
+    heard = sum(len(crowd.members) for crowd in stacks.crowds)
+    return heard, heard + sum(len(crowd.members) for crowd in stacks.silent)
 
 
 def alone(crowd: Crowd) -> Report | None:
@@ -112,12 +112,12 @@ def alone(crowd: Crowd) -> Report | None:
     return first.report if len(crowd.members) == 1 and first.HasField("report") else None
 
 
-def differing(told: StacksResponse) -> list[ProbedProcess]:
+def differing(stacks: StacksResponse) -> list[ProbedProcess]:
     """Return the processes that stand elsewhere than the majority; empty if no place has a majority."""
-    heard, _ = answered(told)
-    if not told.crowds or 2 * len(told.crowds[0].members) <= heard:
+    heard, _ = answered(stacks)
+    if not stacks.crowds or 2 * len(stacks.crowds[0].members) <= heard:
         return []
-    return [member for crowd in told.crowds[1:] for member in crowd.members]
+    return [member for crowd in stacks.crowds[1:] for member in crowd.members]
 
 
 def differ(members: Sequence[ProbedProcess]) -> str:

@@ -190,7 +190,7 @@ class Job(RuleBasedStateMachine):
     def remember_until_when_places_bind(self) -> None:
         """A stray node's rule needs it."""
         if self.world.coordinator is not self.coordinator and self.placed:
-            self.bound_until = self.world.now + KEEP_ALIVE
+            self.bound_until = self.world.serves_since + KEEP_ALIVE
         self.coordinator = self.world.coordinator
         self.placed = any(self.has_place(agent) for agent in self.alive)
 

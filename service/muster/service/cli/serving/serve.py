@@ -344,12 +344,12 @@ def serve(
     from muster.service.telemetry import logs
     from muster.serving.heap import return_freed_memory
 
-    told = configured(ctx)
+    settings = configured(ctx)
     return_freed_memory()
     logs.configure(log_format.value)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run_coordinator(told))
+            runner.run(run_coordinator(settings))
     except (StartError, StorageError) as error:
         if log_format is LogFormat.JSON:
             logs.failed(str(error))

@@ -110,8 +110,8 @@ class Dispatch:
                 continue
             orders = orders_for(keeper, self._keepers, known, resumed, everywhere, before, persisting)
             keeper.starves_for = parts_without_source(orders, copies, resumed)
-            if orders != keeper.told or (self._asks and not keeper.asked):
-                keeper.told = orders
+            if orders != keeper.sent or (self._asks and not keeper.asked):
+                keeper.sent = orders
                 keeper.asked = next(self._numbers) if self._asks else 0
                 effects.send(keeper.session, replace(orders, confirm=keeper.asked))
         self._marked.clear()

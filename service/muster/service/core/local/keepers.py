@@ -28,7 +28,7 @@ class Keeper:
     disk: Disk = field(default_factory=Disk)
     transfers: tuple[Transfer, ...] = ()
     """What it has fetched lately, for people."""
-    told: Orders | None = None
+    sent: Orders | None = None
     """The orders that were sent to it last; None: none on this stream."""
     asked: int = 0
     """The number that these orders ask to confirm; 0: they do not ask."""

@@ -134,7 +134,7 @@ class LocalTier:
             self._lose(known, effects)
         self._token = self._token or event.new_token
         keeper = self.keepers.add(event.keeper)
-        keeper.session, keeper.told = event.session, None
+        keeper.session, keeper.sent = event.session, None
         keeper.asked = keeper.confirmed = 0
         self._dispatch.forget_locations()
         keeper.holdings, keeper.transfers = {}, event.transfers
@@ -168,7 +168,7 @@ class LocalTier:
             self._pending.waiters.discard(session)
         for keeper in self.keepers:
             if keeper.session == session:
-                keeper.session = keeper.told = None
+                keeper.session = keeper.sent = None
                 if self._pending is not None:
                     self._pending.lost_at = now.monotonic
                 self._dispatch.forget_locations()
@@ -206,13 +206,13 @@ class LocalTier:
         """Tell the keepers of each other: all of them once each rank has one, or the one that has come."""
         attachment = keeper.attachment
         is_covered = attachment is not None and self.keepers.covers(attachment.world_size)
-        told = [keeper]
+        addressed = [keeper]
         if is_covered and self.keepers.is_current(keeper):
             if self.keepers.place():
                 self._dispatch.mark_all()
-            told = self.keepers.connected()
+            addressed = self.keepers.connected()
         peers = peers_of(self.keepers, self._token)
-        for one in told:
+        for one in addressed:
             if one.session is not None:
                 effects.send(one.session, peers)
 

@@ -464,8 +464,8 @@ class Rendezvous:
         return NodesWaiting(count, lost) if self.stopped is None else RoundStopped(self.stopped, count)
 
     def _tell(self, message: Message, effects: Effects) -> None:
-        told = {n.session: NO_RANKS for n in self._places.participants.values() if n.session is not None}
-        effects.deliveries.append(Delivery(told, message))
+        audience = {n.session: NO_RANKS for n in self._places.participants.values() if n.session is not None}
+        effects.deliveries.append(Delivery(audience, message))
 
     # ------------------------------------------------------------------ restoring
 

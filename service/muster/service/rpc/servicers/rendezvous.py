@@ -52,13 +52,13 @@ class RendezvousServicer(rendezvous_pb2_grpc.RendezvousServiceServicer):
         self._memberships.add(membership)
         try:
             self._driver.submit(codec.join_rendezvous(membership.id, request))
-            told = False
+            announced = False
             async for message in membership:
-                if not told and (addresses := self._replicas()):
+                if not announced and (addresses := self._replicas()):
                     yield rendezvous_pb2.JoinResponse(
                         replicas=rendezvous_pb2.Replicas(addresses=addresses, keepalive_ms=self._keepalive_ms)
                     )
-                told = True
+                announced = True
                 yield codec.join_response(message)
         finally:
             self._memberships.discard(membership)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from lab.patience import PATIENCE
@@ -34,7 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Show each failure at once. Only the process that writes to the terminal has a reporter."""
+    """Show each failure at once. Only the process that writes to the terminal has a reporter.
+
+    Hypothesis tries the same examples each time, so that a run says something of the change that it tests.
+    Thorough runs look for new ones.
+    """
+    hypothesis.settings.register_profile("repeatable", derandomize=True)
+    if not config.getoption("--thorough"):
+        hypothesis.settings.load_profile("repeatable")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(Failures(terminal))

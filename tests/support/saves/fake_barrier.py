@@ -44,6 +44,10 @@ class FakeBarrier(VotingBarrier):
         self.open.set()
         self.siblings: dict[str, FakeBarrier] = {}
 
+    @property
+    def has_contact(self) -> bool:
+        return self.open.is_set()
+
     def sibling(self, prefix: str) -> "FakeBarrier":
         return self.siblings.setdefault(prefix, FakeBarrier(prefix, self.world_size, self.rank))
 

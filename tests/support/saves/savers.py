@@ -276,6 +276,10 @@ class _Worker:
         """Whether it has arrived at the barrier of a save, and has no decision."""
         return self.barrier._session._dialogue.groups["save"].pending is not None
 
+    def has_contact(self) -> bool:
+        """Whether it is connected with the coordinator, or with its relay."""
+        return bool(self.barrier.has_contact)
+
     def latest(self) -> Any:
         """The last committed checkpoint."""
         return self.saver.latest()

@@ -132,6 +132,11 @@ class GroupBarrier(VotingBarrier):
         return self._shape.participants
 
     @property
+    def has_contact(self) -> bool:
+        """Whether this process is connected with the coordinator, which has admitted it."""
+        return self._session.has_contact
+
+    @property
     def run_id(self) -> str:
         """The training job."""
         return self._session.config.run_id

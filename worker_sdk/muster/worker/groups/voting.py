@@ -12,6 +12,11 @@ from muster.worker.groups.write_report import WriteReport
 class VotingBarrier(ABC):
     """A barrier at which each rank votes, and all ranks get the same decision."""
 
+    @property
+    def has_contact(self) -> bool:
+        """Whether this process is connected with what decides; always, unless that is a coordinator."""
+        return True
+
     @abstractmethod
     def vote(
         self,

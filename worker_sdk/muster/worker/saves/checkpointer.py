@@ -184,7 +184,7 @@ class Checkpointer:
 
         If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
         failed for all ranks, which hear of it from :meth:`finalize`. So it has, without an error here, if
-        eight earlier saves are not decided, for example while the coordinator is away.
+        the coordinator is away and eight earlier saves wait for its decision.
 
         Args:
             step: the step's number, from 0.
@@ -234,8 +234,8 @@ class Checkpointer:
 
         try:
             self._check_new(step)
-            check_backlog(self._queue.undecided)
             self._steps[number] = step
+            check_backlog(self._queue.undecided, has_contact=self._barrier.has_contact)
             state_dict = expanded(state_dict)
             held = self._stage(state_dict)
             if held is None:
@@ -295,7 +295,7 @@ class Checkpointer:
             if is_raised:
                 raise
             if isinstance(error, BacklogError):  # Its decision may be long in coming.
-                logger.warning("%s is not saved: %s", name, error)
+                logger.warning("%s is not saved: %s", name, str(error))  # The error holds the state.
 
     def _check_group(self) -> None:
         """The plan is made by torch's process group, and the decision by the barrier's ranks."""

@@ -69,6 +69,11 @@ class Session:
             self._stream.start(f"muster-session-{config.rank}")
 
     @property
+    def has_contact(self) -> bool:
+        """Whether the coordinator has admitted this process on the present stream."""
+        return self._stream.connected
+
+    @property
     def dismissed(self) -> bool:
         """Whether the coordinator sent this process away, alone or with its whole run."""
         fatal = self._dialogue.fatal

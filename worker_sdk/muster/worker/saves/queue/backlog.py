@@ -1,26 +1,29 @@
-"""How many saves one rank may have under way."""
+"""How many saves one rank may have under way while the coordinator is away."""
 
 from muster.worker.errors import MusterError
 
 MAX_UNDECIDED = 8
-"""Each save takes room on the storage until it is decided, and while the coordinator is away none is."""
+"""Each save takes room on the storage until it is decided, and without the coordinator none is."""
 
 
 class BacklogError(MusterError):
-    """Too many saves are under way to begin another one."""
+    """Too many saves wait for a coordinator that is away."""
 
 
-def check_backlog(undecided: int) -> None:
-    """Refuse one more save while :data:`MAX_UNDECIDED` are under way.
+def check_backlog(undecided: int, *, has_contact: bool) -> None:
+    """Refuse one more save while the coordinator is away and :data:`MAX_UNDECIDED` or more wait for it.
+
+    With contact there is no limit: slow storage delays decisions, but brings them.
 
     Args:
         undecided: how many of this rank's saves are not decided.
+        has_contact: whether this rank is connected with the coordinator.
 
     Raises:
         BacklogError: there are too many.
     """
-    if undecided >= MAX_UNDECIDED:
+    if undecided >= MAX_UNDECIDED and not has_contact:
         raise BacklogError(
-            f"{undecided} earlier saves are not decided, and each takes room on the storage. Either the "
-            "coordinator is away, or a rank's writes take longer than the time between two saves"
+            f"the coordinator is away, and {MAX_UNDECIDED} saves or more wait for its decision. They take "
+            "room on the storage until it is back"
         )

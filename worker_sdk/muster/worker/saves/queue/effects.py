@@ -25,7 +25,7 @@ class View:
 
     @property
     def undecided(self) -> int:
-        """How many, from the oldest that is not decided on, may still fail."""
+        """How many there are from the oldest undecided one to the newest."""
         return self.unfinalized - self.ready
 
 

@@ -188,7 +188,7 @@ class AsyncCallsQueue:
 
     @property
     def undecided(self) -> int:
-        """How many saves are under way: from the oldest that is not decided on."""
+        """How many saves there are from the oldest undecided one to the newest."""
         return self._look().undecided
 
     def schedule_async_request(

@@ -429,8 +429,8 @@ the other one, where those of the other runs come first.
 {others}
 All messages of a step come at once. So a decision of another run waits for the messages that came before it,
 and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/join_turns.py`), and 128
-messages are written in one pass of the event loop (`rpc/write_pace.py`). Without the latter, the others' p99
-was 66 to 130 ms while all ranks arrived (three runs), and 49 to 128 ms with it (ten runs; median: 56 ms).
+sessions begin to write in one pass of the event loop (`rpc/write_pace.py`). Without the latter, the others'
+p99 was 66 to 130 ms while all ranks arrived (three runs), and 57 to 67 ms with it (five runs).
 
 ## What is missed, and why
 
@@ -444,7 +444,7 @@ was 66 to 130 ms while all ranks arrived (three runs), and 49 to 128 ms with it 
 - Every join of a subset group carries the list of its participants. The coordinator decodes and keeps the
   list once, but it still receives and compares each copy. At 65,536 ranks these are 8,192 messages of 90 KB,
   or 740 MB that come at once. So the second group's join takes longer for a rank there, and more memory.
-- Without relays of racks, the other runs' p99 misses its target in most runs: 47 to 132 ms in ten. gRPC hands
+- Without relays of racks, the other runs' p99 misses its target: 63 to 257 ms in five runs (median: 68). gRPC hands
   over the messages of all streams in the order in which they came. So a decision waits for up to 2,048
   messages, each of some tens of microseconds, half of which are gRPC's own work.
 """

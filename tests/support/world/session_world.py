@@ -13,6 +13,7 @@ from muster.service.driver import Outgoing
 from muster.service.rpc import errors
 from muster.service.rpc.join_turns import JoinTurns
 from muster.service.rpc.servicers.session import Session
+from muster.service.rpc.write_pace import WritePaces
 from muster.v1 import session_pb2
 
 HELLO = session_pb2.ConnectRequest(hello=session_pb2.Hello(run_id="job", protocol_version=1))
@@ -93,12 +94,18 @@ class Stream:
     """A session that is being served."""
 
     def __init__(
-        self, max_unsent: int = 3, max_unsent_bytes: int = 1_000_000, join_turns: JoinTurns | None = None
+        self,
+        max_unsent: int = 3,
+        max_unsent_bytes: int = 1_000_000,
+        join_turns: JoinTurns | None = None,
+        paces: WritePaces | None = None,
     ) -> None:
         self.driver = FakeDriver()
         self.context = FakeContext()
         driver: Any = self.driver
-        self.session = Session(driver, max_unsent, max_unsent_bytes=max_unsent_bytes, join_turns=join_turns)
+        self.session = Session(
+            driver, max_unsent, max_unsent_bytes=max_unsent_bytes, join_turns=join_turns, paces=paces
+        )
         self.serving: asyncio.Task[None]
 
     def start(self) -> None:
@@ -125,8 +132,9 @@ async def stream(
     hello: bool = True,
     run_id: str = "job",
     join_turns: JoinTurns | None = None,
+    paces: WritePaces | None = None,
 ) -> AsyncIterator[Stream]:
-    opened = Stream(max_unsent, max_unsent_bytes, join_turns)
+    opened = Stream(max_unsent, max_unsent_bytes, join_turns, paces)
     opened.start()
     if hello:
         opened.context.says(

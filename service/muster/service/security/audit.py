@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,8 @@ OPEN = "OPEN"
 """The result of a stream at its begin: a session or a join. Another entry has its end."""
 FORWARDED = "FORWARDED"
 """The result of a call that has passed a relay's checks. The coordinator's own entry has its outcome."""
+COMMON_NAME = "x509_common_name"
+"""gRPC's key for the common names of a client's certificate."""
 OK = "OK"
 CANCELLED = "CANCELLED"
 """The result of a call that its caller, or the end of its connection, has cancelled."""
@@ -151,7 +152,7 @@ def common_name(names: Mapping[str, Iterable[bytes]]) -> str:
     Args:
         names: gRPC's ``auth_context()`` of the call.
     """
-    return b"".join(islice(names.get("x509_common_name", ()), 1)).decode("utf-8", "replace")
+    return next(iter(names.get(COMMON_NAME, ())), b"").decode("utf-8", "replace")
 
 
 def identity(grant: Grant | None, certificate: str = "") -> Fields:

@@ -1,10 +1,11 @@
-"""The pace of writes, without a session."""
+"""The pace of writes, alone and of sessions."""
 
 import asyncio
 from itertools import pairwise
 
 from muster.service.rpc.write_pace import WritePace, WritePaces
 from muster.serving.outbox import Outbox, Take
+from tests.support.world.session_world import settle, stream
 
 
 def writers(count: int) -> list[asyncio.Future[None]]:
@@ -62,3 +63,16 @@ async def test_messages_that_come_before_the_stream_is_woken_are_written_in_orde
     async with asyncio.timeout(10):
         await writing
     assert written == [b"1", b"2"]
+
+
+async def test_sessions_of_a_run_write_at_the_pace_of_the_run():
+    paces = WritePaces(most=1)
+    async with stream(paces=paces) as one, stream(paces=paces) as other:
+        await settle()
+        for session in (one, other):
+            session.deliver()
+        passes = []
+        while other.context.heard.empty():
+            await asyncio.sleep(0)
+            passes.append(one.context.heard.qsize() - other.context.heard.qsize())
+        assert 1 in passes, "the first has written, and the other has not"

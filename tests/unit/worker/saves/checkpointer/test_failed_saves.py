@@ -3,7 +3,8 @@
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ def when_written(patched: pytest.MonkeyPatch, what: Callable[[Path], object]) ->
     patched.setattr(PendingFolder, "leave", leave_and_more)
 
 
+@contextmanager
+def child_held_back(
+    made: Checkpointer, step: int, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Save a step. In the block, its child has written, and does not end."""
+    os.mkfifo(gate)
+    with monkeypatch.context() as patched:
+        when_written(patched, lambda _: gate.read_text())
+        made.save(step, state(step))
+    with gate.open("w"):  # Opens when the child has written and reads.
+        yield
+
+
 def test_a_killed_child_commits_nothing_and_the_next_save_does(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -76,12 +90,7 @@ def test_uncommitted_checkpoint_is_not_loaded(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Not even complete data."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    with monkeypatch.context() as patched:
-        when_written(patched, lambda _: gate.read_text())
-        made.save(1, state(1))
-    with gate.open("w"):  # Opens when the child has written and reads.
+    with child_held_back(made, 1, tmp_path / "gate", monkeypatch):
         (unfinished,) = tmp_path.glob(".step-*")
         with pytest.raises(UncommittedError, match="is not a committed checkpoint"):
             made.load(state(0), unfinished)
@@ -170,15 +179,10 @@ def test_backlog_is_not_bounded_while_the_coordinator_is_there(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Slow storage delays the decisions, and brings them."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    with monkeypatch.context() as patched:
-        when_written(patched, lambda _: gate.read_text())
-        made.save(0, state(0))
     steps = range(1, MAX_UNDECIDED + 2)
-    for step in steps:
-        made.save(step, state(step))
-    with gate.open("w"):  # Opens when the child has written and reads.
+    with child_held_back(made, 0, tmp_path / "gate", monkeypatch):
+        for step in steps:
+            made.save(step, state(step))
         assert made.finalize() == []
     assert made.finalize(blocking=True) == [0, *steps]
 

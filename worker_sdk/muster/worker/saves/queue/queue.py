@@ -450,7 +450,7 @@ class AsyncCallsQueue:
     def _ready(self, blocking: bool, no_dist: bool) -> int:
         """How many saves, from the oldest on, are to be finalized now."""
         view = self._look()
-        if blocking and view.ready < view.unfinalized:
+        if blocking and view.undecided:
             self._refuse_own_threads("wait for all saves of its queue, among which it is. Wait elsewhere.")
             ready: int = self._ask(lambda asker: Wait(threading.get_ident(), asker))
             return ready

@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc
@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from muster.client.replicas import Target
 from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub
+from muster.worker.transport.call_threads import CallThreads, exits
 from muster.worker.transport.channel import SharedChannel
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -81,6 +82,7 @@ class StoreConnection:
         began = time.monotonic()
         if (
             began >= self._no_stream_until
+            and not exits()
             and request.ByteSize() <= MAX_BYTES
             and self._turn.acquire(blocking=False)
         ):
@@ -163,10 +165,10 @@ class _Stream:
         whole = None if timeout is None else timeout + min(timeout, SPARE)
         self._until = time.monotonic() + (whole or 0.0)
         self._sent: queue.SimpleQueue[pb.OperateRequest | None] = queue.SimpleQueue()
-        sent: Iterator[pb.OperateRequest] = iter(self._sent.get, None)
-        self._received = stub.Operate(sent, timeout=whole, metadata=metadata)
-        # At the exit, too: gRPC's destructor of an open stream needs modules that are gone then.
+        threads: CallThreads[pb.OperateRequest] = CallThreads(iter(self._sent.get, None))
+        self._received = stub.Operate(threads.requests(), timeout=whole, metadata=metadata)
         self.end = weakref.finalize(self, _end, self._sent, self._received, os.getpid())
+        threads.follow(self._received, self.end)
 
     def is_good_for(self, timeout: float | None) -> bool:
         """Return whether it is open, and has the right time left for an operation."""

@@ -62,6 +62,9 @@ def test_silent_stream_is_cancelled_and_the_error_says_why(clocks: list[Clock]):
     assert explain(caught.value) == (
         "timeout (DEADLINE_EXCEEDED: it accepted the stream and sent nothing for 30 s)"
     )
+    cause = caught.value.__context__
+    assert cause is not None
+    assert cause.__traceback__ is None, "the call would keep itself alive"
 
 
 def test_answered_stream_may_be_silent_afterwards(clocks: list[Clock]):

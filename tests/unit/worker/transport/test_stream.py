@@ -1,6 +1,8 @@
 """A stream that one thread opens again whenever it breaks, over calls that the test makes."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +109,37 @@ def test_stream_logs_no_reconnection_if_its_user_is_over(caplog: pytest.LogCaptu
     assert user.has_finished.wait(PATIENCE)
     assert (user.ends, user.stream.connected) == ([BROKEN], False)
     assert caplog.messages == []
+
+
+def test_ended_call_is_not_kept_alive_by_itself():
+    """It is its own error, as those of gRPC are, and must not be left to the end of the interpreter."""
+
+    class Ended(Call, grpc.RpcError):
+        def __iter__(self) -> Iterator[Any]:
+            raise self
+
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self) -> str:
+            return "it has ended"
+
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
+    user = User(Ended(), Call())
+    ended = weakref.ref(user.calls[0])
+    gc.collect()
+    gc.disable()
+    try:
+        user.start()
+        assert user.has_finished.wait(PATIENCE)
+        user.opened.clear()
+        assert len(user.ends) == 1
+        user.ends.clear()
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 def test_interrupted_stream_is_replaced_without_an_error():

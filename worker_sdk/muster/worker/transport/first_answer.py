@@ -50,10 +50,11 @@ def first_answer_expected(call: grpc.Call) -> Iterator[Callable[[], None]]:
     timer.start()
     try:
         yield timer.cancel
-    except grpc.RpcError:
+    except grpc.RpcError as error:
         if not late.is_set():
             raise
-        # Not chained: the call is its own error, and would live on in the traceback.
+        # The error is the call, which its own traceback would keep alive.
+        error.with_traceback(None)
         raise NoFirstAnswerError from None
     finally:
         timer.cancel()

@@ -247,6 +247,8 @@ class ReconnectingStream:
                 self._user.call_ended(None)
                 return search.ended("the coordinator ended the stream")
             except grpc.RpcError as error:
+                # It is the call, which its own traceback would keep alive until the interpreter ends.
+                error.with_traceback(None)
                 if self._restarted:
                     return None
                 self._user.call_ended(error)

@@ -98,7 +98,7 @@ def test_exit_does_not_wait_for_ever(calls: list[Call], monkeypatch: pytest.Monk
     assert all(call.threads.running for call in calls)
 
 
-def test_stream_whose_threads_have_ended_is_forgotten_at_the_next(calls: list[Call]):
+def test_stream_is_forgotten_when_its_threads_have_ended(calls: list[Call]):
     calls[0].go()
     last = Call().start()
     assert call_threads._followed == [calls[1].threads, last.threads]

@@ -207,6 +207,8 @@ class Slurm:
             "ClusterName=test",
             f"SlurmctldHost={host}(127.0.0.1)",
             f"SlurmctldPort={free_port()}",
+            # Scripts name folders in /tmp by job and node. Clusters of one machine have the same nodes.
+            f"FirstJobId={free_port()}",
             f"SlurmUser={self._user}",
             f"SlurmdUser={self._user}",
             f"AuthInfo=socket={self.folder / 'munge.sock'},cred_expire={CRED_EXPIRE}",

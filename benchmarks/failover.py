@@ -97,9 +97,9 @@ def play(endpoint: str, ranks: range, world_size: int, pipe: Connection) -> None
         barriers[rank].execute_barrier()
         heard[rank] = time.monotonic()
 
-    while (told := pipe.recv()) is not None:
+    while (ranks_asked := pipe.recv()) is not None:
         heard.clear()
-        _all(execute, [rank for rank in ranks if rank in told])
+        _all(execute, [rank for rank in ranks if rank in ranks_asked])
         pipe.send(list(heard.values()))
 
 

@@ -73,13 +73,13 @@ def _ask(coordinator: Coordinator, ranks: int) -> list[list[str]]:
         stub = insight_pb2_grpc.InsightServiceStub(channel)
         for _ in range(REPEATS):
             before, began = cpu_seconds(server), time.monotonic()
-            told = stub.Stacks(insight_pb2.StacksRequest(run_id="insight"), timeout=LONGEST_ANSWER_S)
+            answer = stub.Stacks(insight_pb2.StacksRequest(run_id="insight"), timeout=LONGEST_ANSWER_S)
             took.append(time.monotonic() - began)
             used.append(cpu_seconds(server) - before)
-            whole = told.ByteSize()
-            assert sorted(len(crowd.members) for crowd in told.crowds) == [1] * DIFFERENT + [
+            whole = answer.ByteSize()
+            assert sorted(len(crowd.members) for crowd in answer.crowds) == [1] * DIFFERENT + [
                 ranks - DIFFERENT
-            ], json.dumps([len(crowd.members) for crowd in told.crowds] + [len(told.silent)])
+            ], json.dumps([len(crowd.members) for crowd in answer.crowds] + [len(answer.silent)])
         quiet, busy = beside.waits(took)
     return [
         [f"ranks asked; of them at another place: {DIFFERENT}", f"{ranks:,}"],

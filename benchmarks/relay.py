@@ -119,13 +119,13 @@ def relays_own(reports: Path, nodes: int) -> RelayCost:
     """What the relays wrote down at their end."""
     until(lambda: any(reports.iterdir()), "the relays do not write down what they took")
     time.sleep(1.0)  # The others of the same run are about to.
-    told = [json.loads(path.read_text()) for path in reports.iterdir()]
+    counts = [json.loads(path.read_text()) for path in reports.iterdir()]
     for path in list(reports.iterdir()):
         path.unlink()
     return RelayCost(
         nodes,
-        statistics.fmean(one["cpu_us_per_arrival"] for one in told),
-        statistics.fmean(one["arrivals_per_message"] for one in told),
+        statistics.fmean(one["cpu_us_per_arrival"] for one in counts),
+        statistics.fmean(one["arrivals_per_message"] for one in counts),
     )
 
 
@@ -257,11 +257,11 @@ def floor() -> Floor:
     try:
         assert server.stdout.readline() == b"ready\n"
         asked = [sys.executable, "-c", ASK, port, str(TIMES)]
-        told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+        words = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     finally:
         server.kill()
         server.communicate()
-    return Floor(*map(float, told))
+    return Floor(*map(float, words))
 
 
 def crowd(runs: int, ranks: int, seconds: float, processes: int) -> ManyRuns:

@@ -339,8 +339,8 @@ def page(results: Mapping[str, Any], measured: Measured) -> str:
         ]
     for which, delays in (("", measured.delays), (", through relays of racks", measured.delays_with_racks)):
         before, whole = delays[0], delays[-1]
-        told = f"{whole.p99_ms:.0f} ms ({before.p99_ms:.0f} ms before the start)"
-        targets.append((f"decisions of {RUNS} other runs during the start{which}, p99", "50 ms", told))
+        figure = f"{whole.p99_ms:.0f} ms ({before.p99_ms:.0f} ms before the start)"
+        targets.append((f"decisions of {RUNS} other runs during the start{which}, p99", "50 ms", figure))
     sizes = table(
         ("ranks", "streams", "coordinator's CPU", "for a rank", "start", "state", "peak", *STEPS),
         [

@@ -174,9 +174,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.0, help="scenarios that begin in a second")
     parser.add_argument("--interval", type=float, default=15.0, help="seconds between two looks")
     parser.add_argument("--seed", type=int, default=1)
-    told = parser.parse_args()
+    options = parser.parse_args()
     with TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        wrong = runner.run(soak(Path(folder), told.minutes, told.rate, told.interval, told.seed))
+        wrong = runner.run(soak(Path(folder), options.minutes, options.rate, options.interval, options.seed))
     counted = Counter(wrong)
     for text, count in counted.most_common():
         print(f"{count} x {text}")

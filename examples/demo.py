@@ -92,8 +92,8 @@ class Demo:
             f"rank {victim}'s child (pid {child.pid}) is killed while it writes the checkpoint of step {step}"
         )
         os.kill(child.pid, signal.SIGKILL)
-        told = self._audience.wait_for("failed", 0, WORLD_SIZE)
-        self._all_were_told(told, f"rank {victim} ({HOST}, pid ", "killed by SIGKILL")
+        reports = self._audience.wait_for("failed", 0, WORLD_SIZE)
+        self._all_were_told(reports, f"rank {victim} ({HOST}, pid ", "killed by SIGKILL")
         say("   and the other ranks the same: each names the rank, its host and the signal")
         self._audience.wait_for("committed", 0, WORLD_SIZE, step + SAVE_EVERY)
         if self._audience.heard("committed", 0, step) or self._checkpoints.path(step).exists():
@@ -115,8 +115,8 @@ class Demo:
         # Before they train on: whose peers are gone breaks off, and its agent ends the others of its node.
         self._wait_for_decision()
         go(self._folder, "training", round=0).touch()
-        told = self._audience.wait_for("failed", 0, WORLD_SIZE - PER_NODE, PAUSE)
-        self._all_were_told(told, f"rank {victim.rank} ({HOST}, pid {victim.pid}")
+        reports = self._audience.wait_for("failed", 0, WORLD_SIZE - PER_NODE, PAUSE)
+        self._all_were_told(reports, f"rank {victim.rank} ({HOST}, pid {victim.pid}")
         say("   and the other ranks the same: each names the rank, its host and its pid")
         say(f"   all were told within {time.monotonic() - killed:.1f} s; the session TTL is {SESSION_TTL} s")
         self._last_committed_is(step - SAVE_EVERY)
@@ -178,9 +178,9 @@ class Demo:
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return cast(dict[str, Any], json.loads(shown))
 
-    def _all_were_told(self, told: list[Report], *what: str) -> None:
-        say(f"   rank {told[0].rank} was told: {_indent(told[0].text)}")
-        for report in told:
+    def _all_were_told(self, reports: list[Report], *what: str) -> None:
+        say(f"   rank {reports[0].rank} was told: {_indent(reports[0].text)}")
+        for report in reports:
             if not all(part in report.text for part in what):
                 sys.exit(f"rank {report.rank} was not told {' and '.join(what)!r}, but: {report.text}")
 

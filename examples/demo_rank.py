@@ -49,9 +49,9 @@ class Rank:
 
     def tell(self, kind: str, step: int, text: str) -> None:
         """Report to the demo, and pause where it wants."""
-        told = {"round": self._round, "rank": self._rank, "pid": os.getpid()}
+        report = {"round": self._round, "rank": self._rank, "pid": os.getpid()}
         # In one piece: the ranks of a node, and their children, share the agent's stdout.
-        sys.stdout.write(f"{json.dumps(told | {'kind': kind, 'step': step, 'text': text})}\n")
+        sys.stdout.write(f"{json.dumps(report | {'kind': kind, 'step': step, 'text': text})}\n")
         sys.stdout.flush()
         if (kind, step) == ("trained", PAUSE):
             _wait_for(go(self._folder, "training", self._round))

@@ -224,14 +224,14 @@ class Keepers:
             attempt, step, self.nodes, 100, digest, 1, self.persist_to, size=self.nodes * (12 << 30)
         )
         self.scene.do(CommitLocal(self.scene.session(), self.run_id, checkpoint, "keeper-0"))
-        told: dict[int, Orders] = {}
+        newest: dict[int, Orders] = {}
         for keeper in self.sessions:
             effects = self._report(keeper, Holding(attempt, digest, frozenset({keeper})))
             for delivery in effects.deliveries:
                 if isinstance(delivery.message, Orders):
-                    told |= {session: delivery.message for session in delivery.audience}
+                    newest |= {session: delivery.message for session in delivery.audience}
         for keeper, session in self.sessions.items() if copies else ():
-            orders = told[session].checkpoints
+            orders = newest[session].checkpoints
             ranks = next(frozenset(one.ranks) for one in orders if one.checkpoint.attempt == attempt)
             everything = frozenset(range(self.nodes)) if persisted_as else frozenset()
             self._report(keeper, Holding(attempt, digest, ranks, everything, persisted_as))

@@ -74,8 +74,8 @@ for step in range(plan["steps"]):
         time.sleep(0.05)
     time.sleep(plan["pace"] * chance.uniform(0.2, 1) * (1 + rank))
     # As a job does that writes its checkpoints itself.
-    told = WriteReport(step=step, bytes=4000, seconds=chance.uniform(0, 1), commits=True)
-    checkpoint.vote(report=told)
+    report = WriteReport(step=step, bytes=4000, seconds=chance.uniform(0, 1), commits=True)
+    checkpoint.vote(report=report)
     if point.reached(step):
         point.done()
     if step % 4 == 1:

@@ -178,6 +178,6 @@ async def _play(addresses: list[str], ranks: range, world_size: int, pipe: Conne
 
     await asyncio.gather(*map(join, everyone.values()))
     pipe.send("joined")
-    while (told := await asyncio.to_thread(pipe.recv)) is not None:
-        arriving = [rank for number, rank in everyone.items() if number in told]
+    while (numbers := await asyncio.to_thread(pipe.recv)) is not None:
+        arriving = [rank for number, rank in everyone.items() if number in numbers]
         pipe.send(await asyncio.gather(*(rank.barrier() for rank in arriving)))

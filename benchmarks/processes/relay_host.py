@@ -37,17 +37,17 @@ async def host(upstream: str, count: int, folder: Path, report: Path) -> None:
     began = time.process_time()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     cpu = time.process_time() - began
-    told = {
+    figures = {
         "cpu_us_per_arrival": cpu * 1e6 / max(stats.arrivals, 1),
         "arrivals_per_message": stats.arrivals / max(stats.messages, 1),
     }
-    write_down(report, told)
+    write_down(report, figures)
     assert relays
 
 
-def write_down(report: Path, told: dict[str, float]) -> None:
+def write_down(report: Path, figures: dict[str, float]) -> None:
     """Leave it where the benchmark looks."""
-    report.write_text(json.dumps(told))
+    report.write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def serve(control: socket.socket) -> NoReturn:
         request, files, _, _ = socket.recv_fds(control, MOST, 16)
         if not request:
             os._exit(0)
-        told, tells = os.pipe()
+        answer, tells = os.pipe()
         between = os.fork()
         if between == 0:
             between = os.getpid()
@@ -52,13 +52,13 @@ def serve(control: socket.socket) -> NoReturn:
                 os._exit(0)
             while os.getppid() == between:  # Then it is the child of the process that asks.
                 os.sched_yield()
-            os.close(told)
+            os.close(answer)
             control.close()
             _play(partial(_begin, tells, files, *json.loads(request)))
         os.close(tells)
         os.waitpid(between, 0)
-        control.send(os.read(told, MOST))
-        for file in (told, *files):
+        control.send(os.read(answer, MOST))
+        for file in (answer, *files):
             os.close(file)
 
 

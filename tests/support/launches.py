@@ -70,14 +70,14 @@ def in_turn(rank: int, world_size: int, endpoint: str) -> list[str]:
     """Launch, then fork a child that launches, and so on; at last beside a store that is in use."""
     from muster.worker import CoordinatorStore
 
-    told = []
+    found = []
     for _ in range(2):
-        told.append(f"the process {launch(endpoint)}")
-        told.append(f"its child {in_a_child(launch, endpoint)}")
+        found.append(f"the process {launch(endpoint)}")
+        found.append(f"its child {in_a_child(launch, endpoint)}")
     for in_a_cycle in (False, True):
         drop_a_handler(endpoint, in_a_cycle=in_a_cycle)
-        told.append(f"its child {in_a_child(launch, endpoint)}")
+        found.append(f"its child {in_a_child(launch, endpoint)}")
     store = CoordinatorStore(endpoint, "in use")
-    told.append(in_a_child(launch, endpoint))
+    found.append(in_a_child(launch, endpoint))
     store.close()
-    return told
+    return found

@@ -194,7 +194,7 @@ def torch_reports(world_size: int, present: list[int]) -> dict[int, str]:
 
 def muster_reports(coordinator: Coordinator, world_size: int, present: list[int]) -> dict[int, list[int]]:
     """The missing ranks that each present rank is told."""
-    told: dict[int, list[int]] = {}
+    reported: dict[int, list[int]] = {}
     barriers = {
         rank: GrpcBarrier(rank, world_size, "who", coordinator.endpoint, 20, 1, run_id="who")
         for rank in present
@@ -204,11 +204,11 @@ def muster_reports(coordinator: Coordinator, world_size: int, present: list[int]
         try:
             barriers[rank].execute_barrier()
         except DistStoreError as error:
-            told[rank] = [one.rank for one in of_kind(BarrierError, error).missing]
+            reported[rank] = [one.rank for one in of_kind(BarrierError, error).missing]
         return True
 
     together(*(lambda rank=rank: run(rank) for rank in present))
-    return told
+    return reported
 
 
 def test_the_missing_are_told_to_rank_0_alone_in_theirs_and_to_all_in_ours(

@@ -53,13 +53,13 @@ def test_an_outcome_is_remembered_for_a_rank_that_had_not_heard_it(coordinator: 
     """Invariant 2 (durable before delivered): the late rank hears the same from the next coordinator."""
     with ranks(coordinator.endpoint, 2) as world:
         world[1].ask("join")
-        told = world[0].ask("barrier", timeout=1.0)
-        assert told.outcome == "TIMED_OUT"
+        timed_out = world[0].ask("barrier", timeout=1.0)
+        assert timed_out.outcome == "TIMED_OUT"
         coordinator.kill()
         coordinator.start()
         late = world[1].ask("barrier")
         assert (late.outcome, late.sequence, late.message) == (
-            told.outcome,
-            told.sequence,
-            told.message,
+            timed_out.outcome,
+            timed_out.sequence,
+            timed_out.message,
         )

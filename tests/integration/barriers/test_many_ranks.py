@@ -36,9 +36,9 @@ def test_two_thousand_ranks_meet(tmp_path: Path):
         heard = [json.loads(output) for output, _ in outputs]
         assert all(one == heard[0] for one in heard)
         for sequence in range(BARRIERS):
-            (told,) = heard[0][str(sequence)]
-            assert told.startswith("OUTCOME_RELEASED")
-            assert f"{RANKS} of {RANKS} arrived" in told
+            (line,) = heard[0][str(sequence)]
+            assert line.startswith("OUTCOME_RELEASED")
+            assert f"{RANKS} of {RANKS} arrived" in line
         status, metrics = coordinator.get("/metrics")
         assert status == 200
         assert (

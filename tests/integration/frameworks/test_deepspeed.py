@@ -54,9 +54,9 @@ def through_all_faults(folder: Path, stage: int, moments: list[str]) -> None:
             assert survivor[: len(killed)] == killed
             step += 2
             assert [line.split()[:2] for line in survivor[len(killed) :]] == [["failed", str(step + 1)]]
-            for told in (survivor[-1], generation.logged(0)):
-                assert "lost rank 1 (" in told
-                assert f"pid {generation.ranks[1].pid}, connection lost" in told
+            for failure in (survivor[-1], generation.logged(0)):
+                assert "lost rank 1 (" in failure
+                assert f"pid {generation.ranks[1].pid}, connection lost" in failure
         generation = start(coordinator, folder, number + 1, f"committed {stage} default last 1 raise writing")
         until(partial(has_output, generation), partial(generation.logged, 0))
         coordinator.kill()

@@ -113,8 +113,8 @@ def test_one_process_is_shown_with_all_its_threads(coordinator: Coordinator):
         shown = muster(coordinator, "stack", "one", "2").stdout
         assert "thread goes on" in shown
         assert "resident" in shown
-        told = json.loads(muster(coordinator, "stack", "one", "1", "-o", "json").stdout)
-        (crowd,) = told["crowds"]
+        answer = json.loads(muster(coordinator, "stack", "one", "1", "-o", "json").stdout)
+        (crowd,) = answer["crowds"]
         (main, *_) = (thread for thread in crowd["threads"] if thread.get("main"))
         assert main["frames"][0]["function"].endswith(sleeps.__name__)
         assert "checkpoint" not in muster(coordinator, "stack", "one", "9").stdout
@@ -124,8 +124,8 @@ def test_one_process_is_shown_with_all_its_threads(coordinator: Coordinator):
 @pytest.mark.also_through_relay
 def test_how_far_ranks_have_come_is_seen_without_a_barrier(coordinator: Coordinator):
     def steps() -> list[int | None]:
-        told = json.loads(muster(coordinator, "get", "members", "steps", "-o", "json").stdout)
-        return [member.get("step") and int(member["step"]) for member in told["members"]]
+        answer = json.loads(muster(coordinator, "get", "members", "steps", "-o", "json").stdout)
+        return [member.get("step") and int(member["step"]) for member in answer["members"]]
 
     with stuck(coordinator.endpoint, "steps", ["sleeps", "in_a_lock"]):
         until(lambda: steps() == [41, 41])

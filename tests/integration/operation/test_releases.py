@@ -265,8 +265,8 @@ def subset_meets(endpoint: str) -> tuple[int, int]:
             )
             for rank in (0, 2)
         ]
-        (told,) = {(call.result().decision.sequence, call.result().decision.outcome) for call in calls}
-    return told
+        (decision,) = {(call.result().decision.sequence, call.result().decision.outcome) for call in calls}
+    return decision
 
 
 def test_a_state_of_a_layout_to_come_is_refused_by_the_last_release_and_left_alone(

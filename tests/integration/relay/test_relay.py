@@ -46,10 +46,10 @@ def outcomes(heard: list[Heard]) -> list[tuple[str, int]]:
 
 def scene(coordinator: Coordinator, ways: tuple[str, str, str], run_id: str) -> list[tuple[str, list[Any]]]:
     """All that can become of a barrier, as three ranks hear it, each on its way to the coordinator."""
-    told: list[tuple[str, list[Any]]] = []
+    outcomes: list[tuple[str, list[Any]]] = []
 
     def tell(what: str, *heard: Heard) -> None:
-        told.append((what, [_bare(one, run_id) for one in heard]))
+        outcomes.append((what, [_bare(one, run_id) for one in heard]))
 
     with world(*ways, run_id=run_id) as (zero, one, two), ExitStack() as more:
 
@@ -87,7 +87,7 @@ def scene(coordinator: Coordinator, ways: tuple[str, str, str], run_id: str) -> 
         tell("restarted", *everyone([zero, one, two]))
         two.ask("goodbye")
         tell("goodbye", zero.ask("barrier"))
-    return told
+    return outcomes
 
 
 def _bare(heard: Heard, run_id: str) -> tuple[Any, ...]:

@@ -65,9 +65,9 @@ def test_nodes_of_a_round_hear_only_in_ours_that_it_lost_one(each: Each):
         until(lambda: run.seen().participants == 2)
         if run.backend == "muster":
             until(lambda: [node.num_nodes_waiting() for node in nodes[:2]] == [1, 1])
-        told = [node.num_nodes_waiting() for node in nodes[:2]]
+        waiting = [node.num_nodes_waiting() for node in nodes[:2]]
         again = together(*nodes[:2])
-        return told, [info.world_size for info in again]
+        return waiting, [info.world_size for info in again]
 
     assert each(scenario) == (([0, 0], [2, 2]), ([1, 1], [2, 2]))
 

@@ -170,9 +170,9 @@ def test_one_hung_replica_does_not_take_a_whole_timeout(
 # ---------------------------------------------------------------------- a leader that falls silent
 
 
-@pytest.mark.parametrize("told", [0, 600])
+@pytest.mark.parametrize("addresses_known", [0, 600])
 def test_a_store_leaves_a_leader_that_falls_silent_during_a_call(
-    coordinator: Coordinator, tmp_path: Path, told: int
+    coordinator: Coordinator, tmp_path: Path, addresses_known: int
 ):
     """No timeout ends the wait: only the keepalive does."""
     (tmp_path / "second").mkdir()
@@ -182,7 +182,7 @@ def test_a_store_leaves_a_leader_that_falls_silent_during_a_call(
         Standby(proxy.endpoint) as standby,
     ):
         endpoint = f"{proxy.endpoint},{standby.endpoint}"
-        replicas.replicas_of(endpoint).learn([], told)
+        replicas.replicas_of(endpoint).learn([], addresses_known)
         store = CoordinatorStore(endpoint, "run", timedelta(0))
         store.set("first", "v")
         waits = in_thread(lambda: store.get("k"))

@@ -178,8 +178,8 @@ def test_torch_elastics_barrier_names_the_missing_ranks(shared: Coordinator):
 
 
 def test_a_forked_child_is_told_and_its_parent_goes_on(shared: Coordinator):
-    (told,) = store_users.together(store_users.use_in_a_forked_child, 1, shared.endpoint)
-    assert "gRPC does not work across a fork" in told
+    (error,) = store_users.together(store_users.use_in_a_forked_child, 1, shared.endpoint)
+    assert "gRPC does not work across a fork" in error
 
 
 # ---------------------------------------------------------------------- waiting

@@ -158,9 +158,9 @@ class ReplicaChaos(DrawnFaults):
         until(lambda: _set(self._leader(deposed), request), "the key cannot be changed")
         with grpc.insecure_channel(deposed.coordinator.endpoint) as old, suppress(grpc.RpcError):
             look = store_pb2.StoreServiceGetRequest(run_id="probe", keys=["key"], timeout_ms=1)
-            told = store_pb2_grpc.StoreServiceStub(old).Get(look, timeout=2 * LEASE_TTL)
-            if list(told.values) != [value]:
-                self.wrong.append(f"a deposed leader told {told.values} of a key that was changed since")
+            answer = store_pb2_grpc.StoreServiceStub(old).Get(look, timeout=2 * LEASE_TTL)
+            if list(answer.values) != [value]:
+                self.wrong.append(f"a deposed leader told {answer.values} of a key that was changed since")
 
     def leader_cut_from_workers(self) -> None:
         """It still renews its lease."""

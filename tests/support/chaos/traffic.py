@@ -84,15 +84,17 @@ class Traffic:
         longest = max(self.longest.values(), default=0.0)
         if longest > slowest:
             chaos.wrong.append(f"a barrier took {longest:.1f} s")
-        told = [event for _, event in sorted(events, key=lambda pair: pair[0])]
+        in_order = [event for _, event in sorted(events, key=lambda pair: pair[0])]
         gone = {(f"rank {one.rank}", one.identity.run_id) for one in killed}
         chaos.wrong += [
             one
-            for one in history.violations(told)
+            for one in history.violations(in_order)
             if not any(rank in one and run in one for rank, run in gone)
         ]
         chaos.counts.update(
-            event.outcome for event in told if isinstance(event, history.Heard) and event.process.rank == 0
+            event.outcome
+            for event in in_order
+            if isinstance(event, history.Heard) and event.process.rank == 0
         )
 
     def slowest(self) -> str:

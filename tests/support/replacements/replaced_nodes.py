@@ -134,11 +134,11 @@ class Rank(Trainer):
         self.base = heard[-1].sequence
         self._arrive()
 
-    def _decided(self, told: Decision) -> None:
+    def _decided(self, heard: Decision) -> None:
         was_saving = self._course.saves
-        super()._decided(told)
+        super()._decided(heard)
         # Without an outcome, done() raises. Training ends if the request or a signal says so.
-        if was_saving and (self.signalled or self.done.get(told.sequence, True)):
+        if was_saving and (self.signalled or self.done.get(heard.sequence, True)):
             self.end()
 
 

@@ -119,8 +119,8 @@ def _steps_back(events: list[Event]) -> Iterator[str]:
             newest = known_before
             for event in of_process:
                 if event.what in ("latest", "loaded") and event.step < newest:
-                    told = "latest() returned" if event.what == "latest" else "it loaded"
-                    yield f"rank {rank}: {told} step {event.step} after step {newest}"
+                    how = "latest() returned" if event.what == "latest" else "it loaded"
+                    yield f"rank {rank}: {how} step {event.step} after step {newest}"
                 if event.what == "scheduled" and event.step <= newest:
                     yield f"rank {rank}: it saved step {event.step} after step {newest} was committed"
                 if event.what in ("latest", "loaded", "finalized"):
@@ -134,12 +134,12 @@ def _untold_outcomes(events: list[Event]) -> Iterator[str]:
     for (round, rank), of_process in groupby(events, key=lambda event: (event.round, event.rank)):
         seen = list(of_process)
         scheduled = [event.step for event in seen if event.what == "scheduled"]
-        told = [event.step for event in seen if event.what in ("finalized", "failed")]
+        outcomes = [event.step for event in seen if event.what in ("finalized", "failed")]
         if not scheduled:
             continue  # This history does not record it.
-        due = scheduled if seen[-1].what == "closed" else scheduled[: len(told)]
-        if told != due:
-            yield f"round {round}, rank {rank}: it saved {scheduled}, and heard of {told}"
+        due = scheduled if seen[-1].what == "closed" else scheduled[: len(outcomes)]
+        if outcomes != due:
+            yield f"round {round}, rank {rank}: it saved {scheduled}, and heard of {outcomes}"
 
 
 def _commits_at_odds(events: list[Event], committed: set[int]) -> Iterator[str]:

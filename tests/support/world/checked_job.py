@@ -235,16 +235,16 @@ class CheckedJob(RuleBasedStateMachine):
             return
         decided = self.world.disk.decided.get((RUN, SAVES), [])
         released = [one for one in decided if one.outcome is Outcome.RELEASED]
-        told = self.world.coordinator.runs[RUN].checkpoints.history
-        assert told.committed == len(released)
+        history = self.world.coordinator.runs[RUN].checkpoints.history
+        assert history.committed == len(released)
         if released:
-            newest = some(told.newest)
+            newest = some(history.newest)
             last = released[-1]
             assert (newest.sequence, newest.committed_at) == (last.sequence, last.decided_at)
             assert newest.step == 10 * last.sequence
         # Of a barrier whose arrivals were all withdrawn nobody has told anything.
         failed = {one.sequence: one for one in decided if one.outcome is not Outcome.RELEASED}
-        sequences = [one.sequence for one in told.failures]
+        sequences = [one.sequence for one in history.failures]
         assert sequences == sorted(set(sequences), reverse=True)
         assert len(sequences) <= MAX_FAILURES
         assert failed.keys() >= set(sequences)

@@ -166,8 +166,8 @@ class DownstreamEnd:
         )
 
     def take(self) -> list[pb.ConnectResponse]:
-        told, self.received = self.received, []
-        return told
+        received, self.received = self.received, []
+        return received
 
     def kinds(self) -> list[str | None]:
         return [response.WhichOneof("message") for response in self.take()]

@@ -295,18 +295,20 @@ class RendezvousWorld(World):
     def several(self, *addresses: str) -> list[Agent]:
         return [self.agent(address) for address in addresses]
 
-    def judge_round(self, agent: Agent, told: RoundComplete) -> None:
+    def judge_round(self, agent: Agent, completed: RoundComplete) -> None:
         """Hold what a node is told of a round against the disk, and against what others were told."""
         settings = agent.settings
-        assert settings.min_nodes <= told.world_size <= settings.max_nodes
-        assert 0 <= told.rank < told.world_size
-        (record,) = (one for one in self.disk.rounds[agent.run] if one.round == told.round)
-        assert record.world_size == told.world_size
-        key = (agent.run, agent.incarnation, agent.attempt, told.rank)
+        assert settings.min_nodes <= completed.world_size <= settings.max_nodes
+        assert 0 <= completed.rank < completed.world_size
+        (record,) = (one for one in self.disk.rounds[agent.run] if one.round == completed.round)
+        assert record.world_size == completed.world_size
+        key = (agent.run, agent.incarnation, agent.attempt, completed.rank)
         assert key in self.disk.places, "it is told before it is on disk"
-        others = self.sent_rounds.setdefault((agent.run, told.round), {})
-        assert others.get(agent.incarnation, told) == told, "a round is told differently the second time"
-        others[agent.incarnation] = told
+        others = self.sent_rounds.setdefault((agent.run, completed.round), {})
+        assert others.get(agent.incarnation, completed) == completed, (
+            "a round is told differently the second time"
+        )
+        others[agent.incarnation] = completed
         assert len({one.rank for one in others.values()}) == len(others), "two nodes have one rank"
         assert len({one.world_size for one in others.values()}) == 1
 

@@ -42,11 +42,15 @@ class Trainer:
     @property
     def asked(self) -> SaveAsked | None:
         """What it has heard of."""
-        told = self.client.save_asked
-        if told is None:
+        request = self.client.save_asked
+        if request is None:
             return None
-        deadline = self.client.save_asked_at + told.seconds_left if told.seconds_left is not None else None
-        asked = SaveAsked(told.number, told.since, told.stop, told.reason, told.withdrawn, deadline)
+        deadline = (
+            self.client.save_asked_at + request.seconds_left if request.seconds_left is not None else None
+        )
+        asked = SaveAsked(
+            request.number, request.since, request.stop, request.reason, request.withdrawn, deadline
+        )
         self._known = asked.after(self._known, self.client.save_asked_at)
         return self._known
 
@@ -82,8 +86,8 @@ class Trainer:
             self._heard += 1
             self._decided(decision)
 
-    def _decided(self, told: Decision) -> None:
-        decision = decision_from_pb(decision_to_pb(told))
+    def _decided(self, heard: Decision) -> None:
+        decision = decision_from_pb(decision_to_pb(heard))
         was_blocked, self.blocked = self.blocked, False
         if self._course.saves:
             finished = self._course.finished(decision)

@@ -60,11 +60,11 @@ def test_timeouts_are_short_among_several():
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "told", "used"), [("a:1", 900, 900), (LIST, 900, 900), (LIST, 9_000, 3_333)]
+    ("endpoint", "asked_for", "used"), [("a:1", 900, 900), (LIST, 900, 900), (LIST, 9_000, 3_333)]
 )
-def test_keepalive_is_the_coordinators(endpoint: str, told: int, used: int):
+def test_keepalive_is_the_coordinators(endpoint: str, asked_for: int, used: int):
     world = World(endpoint)
-    world.replicas.learn([], told)
+    world.replicas.learn([], asked_for)
     world.replicas.learn([], 0)
     assert world.search().search.target.keepalive_ms == used
 

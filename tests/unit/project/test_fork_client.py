@@ -49,10 +49,10 @@ def test_handlers_of_the_exit_are_run_also_those_from_before_the_fork():
 
 
 def test_started_program_is_a_child_of_the_caller_and_gets_arguments_and_environment():
-    told = (
+    program = (
         "import os, sys; print(os.getppid(), os.getsid(0) == os.getpid(), os.environ['GIVEN'], sys.argv[1:])"
     )
-    command = [sys.executable, "-c", told, "one", "two"]
+    command = [sys.executable, "-c", program, "one", "two"]
     with fork_client.popen(
         command, imports=(), env={"GIVEN": "this"}, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as child:

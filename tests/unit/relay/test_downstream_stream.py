@@ -103,9 +103,9 @@ def test_message_that_names_a_rank_twice_ends_its_sender(bench: RelayBench):
 def test_worker_cannot_speak_for_another_workers_rank(bench: RelayBench):
     mine, other = bench.workers(0, 1)
     mine.arrive(1)
-    (told,) = mine.take()
-    assert info_of(told.refusal).reason == "RANK_NOT_IN_SESSION"
-    assert (told.refusal.rank, told.refusal.prefix, told.refusal.sequence) == (1, "checkpoint", 0)
+    (message,) = mine.take()
+    assert info_of(message.refusal).reason == "RANK_NOT_IN_SESSION"
+    assert (message.refusal.rank, message.refusal.prefix, message.refusal.sequence) == (1, "checkpoint", 0)
     mine.say(join_group=pb.JoinGroup(prefix="eval", world_size=2, ranks=[1]))
     assert mine.kinds() == ["refusal"]
     bench.timers.fire()
@@ -150,18 +150,18 @@ def test_welcome_is_the_coordinators_with_its_addresses_added(bench: RelayBench)
     worker = bench.worker(3)
     bench.upstream.welcome()
     bench.upstream.admit(42)
-    (told,) = worker.take()
-    assert list(told.welcome.ordinals) == [42]
-    assert told.welcome.session_ttl_ms == 10_000
-    assert list(told.welcome.replicas) == ["coordinator:7550"]
+    (message,) = worker.take()
+    assert list(message.welcome.ordinals) == [42]
+    assert message.welcome.session_ttl_ms == 10_000
+    assert list(message.welcome.replicas) == ["coordinator:7550"]
 
 
 def test_replicas_in_the_welcome_are_forwarded_unchanged(bench: RelayBench):
     worker = bench.worker(3)
     bench.upstream.answer(welcome=pb.Welcome(replicas=["a:1", "b:1"], max_payload_bytes=1))
     bench.upstream.admit(42)
-    (told,) = worker.take()
-    assert list(told.welcome.replicas) == ["a:1", "b:1"]
+    (message,) = worker.take()
+    assert list(message.welcome.replicas) == ["a:1", "b:1"]
 
 
 def test_stream_of_several_processes_is_welcomed_when_all_are_admitted(bench: RelayBench):
@@ -169,8 +169,8 @@ def test_stream_of_several_processes_is_welcomed_when_all_are_admitted(bench: Re
     below.say(hello=hello(0, 1))
     bench.upstream.welcome()
     bench.upstream.admit(7, 8)
-    (told,) = below.take()
-    assert list(told.welcome.ordinals) == [7, 8]
+    (message,) = below.take()
+    assert list(message.welcome.ordinals) == [7, 8]
 
 
 def test_refusal_of_one_process_in_a_hello_ends_the_stream_for_all(bench: RelayBench):
@@ -194,8 +194,8 @@ def test_eviction_leaves_the_other_ranks_of_a_stream_connected(bench: RelayBench
     bench.upstream.admit(7, 8)
     below.take()
     bench.upstream.answer(refusal=pb.Refusal(code=7, message="rank 0 was evicted", rank=0))
-    (told,) = below.take()
-    assert told.refusal.rank == 0
+    (message,) = below.take()
+    assert message.refusal.rank == 0
     assert not below.over
 
 
@@ -212,9 +212,9 @@ def lower(bench: RelayBench) -> DownstreamEnd:
 
 def test_another_relay_is_welcomed_without_processes(bench: RelayBench):
     below = lower(bench)
-    (told,) = below.take()
-    assert told.WhichOneof("message") == "welcome"
-    assert list(told.welcome.ordinals) == []
+    (message,) = below.take()
+    assert message.WhichOneof("message") == "welcome"
+    assert list(message.welcome.ordinals) == []
 
 
 def test_processes_of_another_relay_are_answered_in_its_order(bench: RelayBench):
@@ -228,8 +228,8 @@ def test_processes_of_another_relay_are_answered_in_its_order(bench: RelayBench)
     bench.upstream.answer(
         processes_added=pb.ProcessesAdded(entries=[pb.Entry(refusal=refusal), pb.Entry(ordinal=4)])
     )
-    (told,) = below.take()
-    assert [one.ordinal for one in told.processes_added.entries] == [0, 4]
+    (message,) = below.take()
+    assert [one.ordinal for one in message.processes_added.entries] == [0, 4]
     assert not below.over, "one was refused, and the others go on"
 
 
@@ -260,8 +260,8 @@ def test_process_of_another_relay_leaves_alone(bench: RelayBench):
     (said,) = bench.upstream.take()
     assert (list(said.remove_processes.ranks), said.remove_processes.goodbye.reason) == ([5], "done")
     bench.upstream.answer(processes_removed=pb.ProcessesRemoved(ranks=[5]))
-    (told,) = below.take()
-    assert list(told.processes_removed.ranks) == [5]
+    (message,) = below.take()
+    assert list(message.processes_removed.ranks) == [5]
 
 
 def test_removal_of_an_unknown_rank_is_answered(bench: RelayBench):
@@ -278,8 +278,8 @@ def test_eviction_names_the_rank_and_another_relays_stream_continues(bench: Rela
     bench.upstream.admit(4, 5)
     below.take()
     bench.upstream.answer(refusal=pb.Refusal(code=7, message="rank 4 was evicted", rank=4))
-    (told,) = below.take()
-    assert (told.refusal.rank, told.refusal.prefix) == (4, "")
+    (message,) = below.take()
+    assert (message.refusal.rank, message.refusal.prefix) == (4, "")
     assert not below.over
 
 
@@ -290,8 +290,8 @@ def test_decision_reaches_another_relay_once_for_all_its_ranks(bench: RelayBench
     bench.upstream.admit(4, 5)
     below.take()
     bench.upstream.answer(decision={"prefix": "checkpoint"}, ranks=[4, 5])
-    (told,) = below.take()
-    assert list(told.ranks) == [4, 5]
+    (message,) = below.take()
+    assert list(message.ranks) == [4, 5]
 
 
 def test_loss_of_another_relay_removes_all_its_processes(bench: RelayBench):
@@ -359,8 +359,8 @@ def test_decision_for_another_relay_names_only_its_own_ranks(bench: RelayBench):
     second.admit(2)
     below.take()
     first.answer(decision={"prefix": "checkpoint"}, ranks=[0, 8])
-    (told,) = below.take()
-    assert list(told.ranks) == [0], "rank 8 of the decision is a process of another node"
+    (message,) = below.take()
+    assert list(message.ranks) == [0], "rank 8 of the decision is a process of another node"
 
 
 def test_relays_share_the_bytes_of_a_message(bench: RelayBench, monkeypatch: pytest.MonkeyPatch):
@@ -374,8 +374,11 @@ def test_relays_share_the_bytes_of_a_message(bench: RelayBench, monkeypatch: pyt
     bench.upstream.answer(closed={"by": "an operator"}, ranks=[4, 5])
     (shared, own), (also_shared, other) = sent
     assert shared is also_shared
-    told = [pb.ConnectResponse.FromString(shared + ranks) for ranks in (own, other)]
-    assert [(one.closed.by, list(one.ranks)) for one in told] == [("an operator", [4]), ("an operator", [5])]
+    messages = [pb.ConnectResponse.FromString(shared + ranks) for ranks in (own, other)]
+    assert [(one.closed.by, list(one.ranks)) for one in messages] == [
+        ("an operator", [4]),
+        ("an operator", [5]),
+    ]
 
 
 def lower_on(bench: RelayBench) -> DownstreamEnd:

@@ -64,21 +64,21 @@ def test_vote_to_fail_is_sent_at_once_with_earlier_arrivals(bench: RelayBench):
 
 def test_report_of_each_rank_is_sent_with_its_arrival(bench: RelayBench):
     workers = bench.workers(0, 1, 2)
-    told = pb_common.WriteReport(step=7, bytes=10, write_ms=1_500, commits=True)
-    workers[0].arrive(0, write=told)
+    report = pb_common.WriteReport(step=7, bytes=10, write_ms=1_500, commits=True)
+    workers[0].arrive(0, write=report)
     workers[1].arrive(1)
     workers[2].arrive(2, write=pb_common.WriteReport(step=8))
     (said,) = bench.upstream.take()
     reports = [arrival.write if arrival.HasField("write") else None for arrival in said.arrive.arrivals]
-    assert reports == [told, None, pb_common.WriteReport(step=8)]
+    assert reports == [report, None, pb_common.WriteReport(step=8)]
 
 
 def test_reports_too_large_for_one_message_are_split(bench: RelayBench):
-    told = pb_common.WriteReport(step=2**63 - 1, bytes=2**47, write_ms=1_000)
-    in_one = WELCOME.max_payload_bytes // told.ByteSize()
+    report = pb_common.WriteReport(step=2**63 - 1, bytes=2**47, write_ms=1_000)
+    in_one = WELCOME.max_payload_bytes // report.ByteSize()
     ranks = list(range(in_one + 1))
     for rank, worker in enumerate(bench.workers(*ranks)):
-        worker.arrive(rank, write=told)
+        worker.arrive(rank, write=report)
     assert [ranks_of(said) for said in bench.upstream.take()] == [ranks[:-1], ranks[-1:]]
 
 
@@ -256,8 +256,8 @@ def test_joins_of_a_node_are_one_message_with_own_positions_back(bench: RelayBen
     positions = [pb.Position(rank=0, sequence=3), pb.Position(rank=1, sequence=5)]
     bench.upstream.answer(group_joined=pb.GroupJoined(prefix="checkpoint", positions=positions))
     for worker, sequence in zip(workers, (3, 5), strict=True):
-        (told,) = worker.take()
-        assert [one.sequence for one in told.group_joined.positions] == [sequence]
+        (message,) = worker.take()
+        assert [one.sequence for one in message.group_joined.positions] == [sequence]
 
 
 def test_join_is_sent_before_an_arrival_that_follows_it(bench: RelayBench):
@@ -282,8 +282,8 @@ def test_refused_process_ends_only_its_own_slot(bench: RelayBench):
     assert first.ending is not None
     assert first.ending.message == "evicted"
     assert not first.ending.HasField("rank"), "a worker's own stream is meant as a whole"
-    (told,) = second.take()
-    assert list(told.welcome.ordinals) == [9]
+    (message,) = second.take()
+    assert list(message.welcome.ordinals) == [9]
     assert bench.stats.processes == 1
 
 

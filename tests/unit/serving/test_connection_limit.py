@@ -74,10 +74,10 @@ def test_connections_of_other_ports_do_not_count(server: Server):
 
 
 async def test_limit_is_kept_and_told(server: Server):
-    told: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    limit = ConnectionLimit(server.port, 1, lambda address, count: told.set_result((address, count)))
+    shed: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    limit = ConnectionLimit(server.port, 1, lambda address, count: shed.set_result((address, count)))
     clients = [server.connect("127.0.0.2") for _ in range(2)]
     keeping = asyncio.create_task(limit.keep())
-    assert await told == ("127.0.0.2", 1)
+    assert await shed == ("127.0.0.2", 1)
     keeping.cancel()
     assert [is_open(client) for client in clients] == [True, False]

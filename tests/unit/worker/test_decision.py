@@ -70,8 +70,8 @@ def test_missing_state_has_a_member_for_each_value_of_the_protocol():
 @pytest.mark.parametrize("number", [0, 99])
 def test_unknown_outcome_of_a_newer_coordinator_is_no_release(number: int):
     missing = pb.MissingRank(rank=1, state=number)  # type: ignore[arg-type]
-    told = pb.Decision(outcome=number, missing=[missing])  # type: ignore[arg-type]
-    decision = decision_from_pb(told)
+    message = pb.Decision(outcome=number, missing=[missing])  # type: ignore[arg-type]
+    decision = decision_from_pb(message)
     assert decision.outcome is Outcome.UNKNOWN
     assert decision.missing[0].state is MissingState.NOT_ARRIVED
     assert type(error_for(decision)) is BarrierError

@@ -358,9 +358,9 @@ def test_late_call_hears_the_failure_that_it_missed():
     world = World(2)
     world.hang_up(world.call(0))
     world.wait(TIMEOUT + TTL)
-    (told,) = world.ask(world.arrive_once(1, sequence=0))
-    assert isinstance(told, Decision)
-    assert (told.sequence, told.outcome) == (0, Outcome.TIMED_OUT)
+    (decision,) = world.ask(world.arrive_once(1, sequence=0))
+    assert isinstance(decision, Decision)
+    assert (decision.sequence, decision.outcome) == (0, Outcome.TIMED_OUT)
     assert world.last.records == []
-    (told,) = world.ask(world.arrive_once(1, sequence=0))
-    assert of_kind(Decision, told).outcome is Outcome.TIMED_OUT
+    (decision,) = world.ask(world.arrive_once(1, sequence=0))
+    assert of_kind(Decision, decision).outcome is Outcome.TIMED_OUT

@@ -218,8 +218,8 @@ def test_due_warning_waits_for_the_reconnect_grace():
     two.connect()
     assert not progress(zero)
     world.wait(RECONNECT_GRACE)
-    (told,) = progress(zero)
-    assert [missing.rank for missing in told.missing] == [2]
+    (barrier,) = progress(zero)
+    assert [missing.rank for missing in barrier.missing] == [2]
     world.wait(TIMEOUT)
     assert len(progress(zero)) == 1, "half of the timeout is over"
 

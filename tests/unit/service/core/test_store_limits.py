@@ -124,9 +124,9 @@ def test_bytes_of_one_answer_are_bounded():
     assert stores.ask(Get(("k", "k"), 1.0)) == Values((b"12345",) * 2)
     assert_limited(stores.refused(Get(("k",) * 3, 1.0)), "max_store_bytes", 10)
     waiter = stores.wait(Get(("k", "k", "l"), 1.0))
-    ((session, told),) = stores.set(l=b"6")
+    ((session, answer),) = stores.set(l=b"6")
     assert session == waiter
-    assert_limited(of_kind(Refused, told).refusal, "max_store_bytes", 10)
+    assert_limited(of_kind(Refused, answer).refusal, "max_store_bytes", 10)
 
 
 def test_too_large_value_or_key_is_refused():

@@ -19,9 +19,9 @@ def at(line: int, *, more: int = 0) -> Report:
 
 def test_processes_at_one_place_are_one_crowd_largest_first():
     lines = [7, 214, 214, 8, 214]
-    told = stacks(ProcessAnswer(asked(rank), at(line, more=rank)) for rank, line in enumerate(lines))
-    assert [[one.rank for one in crowd.members] for crowd in told.crowds] == [[1, 2, 4], [0], [3]]
-    crowd = told.crowds[0]
+    folded = stacks(ProcessAnswer(asked(rank), at(line, more=rank)) for rank, line in enumerate(lines))
+    assert [[one.rank for one in crowd.members] for crowd in folded.crowds] == [[1, 2, 4], [0], [3]]
+    crowd = folded.crowds[0]
     assert crowd.line == "main thread in f, t.py:214"
     assert [thread.name for thread in crowd.threads] == ["MainThread"]
     assert [(one.host, one.pid, one.report.cpu_ms, len(one.report.threads)) for one in crowd.members] == [
@@ -43,23 +43,23 @@ def test_main_thread_is_the_first():
 
 
 def test_crowd_without_main_threads_shows_no_single_report():
-    told = [Report(still_ms=41_000 * rank, waits_at=[f"barrier {rank}"]) for rank in (1, 2)]
-    (crowd,) = stacks(ProcessAnswer(asked(rank), report) for rank, report in enumerate(told)).crowds
+    reports = [Report(still_ms=41_000 * rank, waits_at=[f"barrier {rank}"]) for rank in (1, 2)]
+    (crowd,) = stacks(ProcessAnswer(asked(rank), report) for rank, report in enumerate(reports)).crowds
     assert crowd.line == "tells of no main thread"
 
 
 def test_silent_processes_are_grouped_by_reason():
-    told = stacks(
+    folded = stacks(
         ProcessAnswer(asked(rank), None, words.NO_ANSWER if rank else words.NO_SESSION) for rank in range(3)
     )
-    assert not told.crowds
-    assert [(crowd.line, [one.rank for one in crowd.members]) for crowd in told.silent] == [
+    assert not folded.crowds
+    assert [(crowd.line, [one.rank for one in crowd.members]) for crowd in folded.silent] == [
         (words.NO_ANSWER, [1, 2]),
         (words.NO_SESSION, [0]),
     ]
-    assert not told.silent[0].members[0].HasField("report")
+    assert not folded.silent[0].members[0].HasField("report")
 
 
 def test_4096_ranks_fold_into_what_differs():
-    told = stacks(ProcessAnswer(asked(rank), at(1 if rank % 342 == 0 else 2)) for rank in range(4096))
-    assert [len(crowd.members) for crowd in told.crowds] == [4084, 12]
+    folded = stacks(ProcessAnswer(asked(rank), at(1 if rank % 342 == 0 else 2)) for rank in range(4096))
+    assert [len(crowd.members) for crowd in folded.crowds] == [4084, 12]

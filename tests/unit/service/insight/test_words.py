@@ -38,11 +38,11 @@ def main(*frames: Frame) -> Thread:
     ],
 )
 def test_place_names_the_called_function_and_the_calling_line(frames: list[Frame], said: str | None):
-    told = words.place(main(*frames))
+    place = words.place(main(*frames))
     if said is None:
-        assert "\x1b" not in told
+        assert "\x1b" not in place
     else:
-        assert told == f"main thread in {said}"
+        assert place == f"main thread in {said}"
 
 
 def test_main_thread_may_have_ended_or_be_missing():

@@ -415,8 +415,8 @@ def test_many_missing_ranks_are_folded_by_reason_and_host(many: scenes.Scene):
 
 def test_run_page_shows_the_activity_of_missing_ranks(sixteen: scenes.Scene, many: scenes.Scene):
     def doing(view: barrier_views.BarrierView) -> barrier_views.BarrierView:
-        told = (dataclasses.replace(one, doing=f"reads data.py:{one.rank % 2}") for one in view.missing)
-        return dataclasses.replace(view, missing=tuple(told))
+        missing = (dataclasses.replace(one, doing=f"reads data.py:{one.rank % 2}") for one in view.missing)
+        return dataclasses.replace(view, missing=tuple(missing))
 
     for scene, run_id, shown in (
         (sixteen, "llama-70b", "gpu-a0 6 4106 connected, still at #1: reads data.py:0 gpu-a1 11 4111"),

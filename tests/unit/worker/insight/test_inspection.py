@@ -123,12 +123,12 @@ def test_processor_time_counts_from_the_last_question(monkeypatch: pytest.Monkey
     used = [0.0, 1.0, 1.0, 8.5]
     monkeypatch.setattr(process, "cpu_seconds", lambda: used.pop(0))
     inspection = Inspection(clock)
-    told = []
+    reported = []
     for passed in (2.0, 0.5, 4.0):
         clock.now += passed
         report = inspection.report([], None)
-        told.append((report.cpu_ms, report.cpu_over_ms))
-    assert told == [(1000, 2000), (0, 500), (7500, 4000)]
+        reported.append((report.cpu_ms, report.cpu_over_ms))
+    assert reported == [(1000, 2000), (0, 500), (7500, 4000)]
 
 
 @pytest.mark.parametrize("elsewhere", [moved(), deeper(), pb.Thread(main=True)], ids=["line", "depth", "end"])
@@ -136,12 +136,12 @@ def test_still_time_counts_while_the_main_thread_does_not_move(
     clock: Clock, stand: Callable[[pb.Thread], None], elsewhere: pb.Thread
 ):
     inspection = Inspection(clock)
-    told = []
+    reported = []
     for main in (MAIN, MAIN, MAIN, elsewhere, elsewhere, MAIN):
         stand(main)
         clock.now += 10.0
-        told.append(inspection.report([], None).still_ms)
-    assert told == [0, 10_000, 20_000, 0, 10_000, 0]
+        reported.append(inspection.report([], None).still_ms)
+    assert reported == [0, 10_000, 20_000, 0, 10_000, 0]
 
 
 def test_still_time_restarts_after_a_failed_question(
@@ -199,8 +199,8 @@ def test_failing_part_is_left_out_of_the_report(
     monkeypatch.setattr(module, function, fail)
     with caplog.at_level(logging.DEBUG, "muster.worker.insight"):
         report = inspection.report(["save"], clock.now - 1.0)
-    told = {field.name for field, _ in report.ListFields()} | {"cpu_ms", "threads_left_out"}
-    assert told == {
+    reported = {field.name for field, _ in report.ListFields()} | {"cpu_ms", "threads_left_out"}
+    assert reported == {
         "threads",
         "threads_left_out",
         "waits_at",

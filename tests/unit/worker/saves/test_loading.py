@@ -308,8 +308,8 @@ def test_checkpoint_outside_of_the_folder_is_not_loaded(
     encode = Chosen.encode
 
     def tell_a_path(self: Chosen) -> str:
-        told = json.loads(encode(self))
-        return json.dumps({**told, "name": str(elsewhere), "path": str(elsewhere)})
+        fields = json.loads(encode(self))
+        return json.dumps({**fields, "name": str(elsewhere), "path": str(elsewhere)})
 
     read: list[Path | str] = []
     monkeypatch.setattr(Chosen, "encode", tell_a_path)

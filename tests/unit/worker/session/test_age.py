@@ -34,8 +34,8 @@ if "again" not in sys.argv:
 print(time.monotonic(), age())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    ended, began, told = map(float, done.stdout.split())
-    assert told <= began - ended + 0.1
+    ended, began, reported = map(float, done.stdout.split())
+    assert reported <= began - ended + 0.1
 
 
 def test_age_of_a_forked_child_counts_from_the_fork():

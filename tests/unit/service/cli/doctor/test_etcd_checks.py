@@ -10,14 +10,14 @@ MIB = 1024**2
 
 
 def status(**more: object) -> pb.StatusResponse:
-    told = pb.StatusResponse(version="3.5.9", leader=7, db_size=3 * MIB)
-    told.header.member_id = 7
+    response = pb.StatusResponse(version="3.5.9", leader=7, db_size=3 * MIB)
+    response.header.member_id = 7
     for name, value in more.items():
         if name == "errors":
-            told.errors.append(str(value))
+            response.errors.append(str(value))
         else:
-            setattr(told, name, value)
-    return told
+            setattr(response, name, value)
+    return response
 
 
 def test_one_that_is_well():

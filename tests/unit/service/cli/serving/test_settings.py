@@ -128,17 +128,17 @@ def test_settings_that_contradict_each_other_are_refused_by_both_commands_in_the
     file: Path, text: str, words: str
 ):
     file.write_text(text)
-    told, served = (run(f"--config={file}", command=command) for command in ("config", "serve"))
-    assert words in told.stderr
-    assert (told.exit_code, told.stdout, told.stderr) == (2, "", served.stderr)
+    checked, served = (run(f"--config={file}", command=command) for command in ("config", "serve"))
+    assert words in checked.stderr
+    assert (checked.exit_code, checked.stdout, checked.stderr) == (2, "", served.stderr)
     assert served.exit_code == 2
 
 
 def test_port_that_is_open_to_strangers_is_refused_as_by_serve(file: Path):
     file.write_text("http = '0.0.0.0:0'")
-    told = run(f"--config={file}", command="config")
-    assert "--http 0.0.0.0:0 is reachable from other machines" in told.stderr
-    assert (told.exit_code, told.stdout) == (1, "")
+    result = run(f"--config={file}", command="config")
+    assert "--http 0.0.0.0:0 is reachable from other machines" in result.stderr
+    assert (result.exit_code, result.stdout) == (1, "")
     file.write_text("http = '0.0.0.0:0'\ninsecure = true")
     assert run(f"--config={file}", command="config").exit_code == 0
 

@@ -108,9 +108,9 @@ def test_run_shows_what_its_ranks_told_of_a_checkpoint_and_no_more():
 
 
 def test_run_shows_its_failed_saves_and_their_reasons():
-    told = samples.checkpoints(failures=2)
-    told.ClearField("newest")
-    text = run_text(samples.run(checkpoints=told), NOBODY, [], [])
+    checkpoints = samples.checkpoints(failures=2)
+    checkpoints.ClearField("newest")
+    text = run_text(samples.run(checkpoints=checkpoints), NOBODY, [], [])
     assert "Checkpoint:  none was committed; 2 saves failed\n" in text
     assert (
         "Failed saves:\n"

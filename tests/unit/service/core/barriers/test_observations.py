@@ -107,9 +107,9 @@ def test_observation_of_a_process_is_made_printable_and_shortened(world: World):
     zero.arrive(timeout=10.0)
     see(world, one, "main\x1b[2J thread\n  next: rm -rf " + "x" * 10_000)
     world.wait(5.0)
-    told = zero.memberships[CKPT].progress[0].missing[0].doing
-    assert told.startswith("main\\x1b[2J thread next: rm -rf xxx")
-    assert len(told) <= observations.MAX_OBSERVATION_LENGTH + 1
+    doing = zero.memberships[CKPT].progress[0].missing[0].doing
+    assert doing.startswith("main\\x1b[2J thread next: rm -rf xxx")
+    assert len(doing) <= observations.MAX_OBSERVATION_LENGTH + 1
 
 
 def test_few_are_asked_of_many_and_of_all_hosts():

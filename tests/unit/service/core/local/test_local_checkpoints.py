@@ -273,9 +273,9 @@ def test_lost_keepers_lead_to_one_round_of_orders():
     job.connect_all()
     job.save(Attempt(1, 0), 10)
     job.recover(1)
-    told = len(job.sent[job.sessions["k0"]])
+    before = len(job.sent[job.sessions["k0"]])
     job.lose(1, 2, 3)
-    assert len(job.sent[job.sessions["k0"]]) == told + 1
+    assert len(job.sent[job.sessions["k0"]]) == before + 1
 
 
 def test_checkpoint_without_upload_progress_is_given_up_for_a_newer_one():

@@ -68,12 +68,12 @@ def test_round_that_is_too_small_without_the_lost_node_waits_for_another():
     assert (a.lost, a.waiting) == (1, 1)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_lost_node_is_not_forgotten_when_the_coordinator_restarts(told: bool):
+@pytest.mark.parametrize("informed", [True, False])
+def test_lost_node_is_not_forgotten_when_the_coordinator_restarts(informed: bool):
     world = RendezvousWorld()
     a, b, lost = complete(world, 2, 3)
     lost.lose_stream()
-    if not told:
+    if not informed:
         a.lose_stream(seen=False)
         b.lose_stream(seen=False)
     world.wait(KEEP_ALIVE)

@@ -62,9 +62,9 @@ def test_others_of_the_round_hear_at_once_although_they_heard_just_now():
     world.wait(5)
     world.agents[2].leave()
     d = world.agent("d")
-    told = len(world.agents[1].told_waiting)
+    before = len(world.agents[1].told_waiting)
     evict(world, "a", spare=False)
-    assert len(world.agents[1].told_waiting) == told + 1
+    assert len(world.agents[1].told_waiting) == before + 1
     assert d.stands is NodeStanding.WAITING
 
 

@@ -106,9 +106,9 @@ def test_by_force_every_stream_and_every_wait_ends_at_once():
     who = {zero.session, one.session, two.session, in_time.session, call, wait}
     effects = world.do(Forget(world.new_session(), RUN, True))
     assert effects.deliveries.pop().message == RunForgotten()
-    told = {session: message for sessions, message in effects.deliveries for session in sessions}
-    assert set(told) == who
-    for message in told.values():
+    messages = {session: message for sessions, message in effects.deliveries for session in sessions}
+    assert set(messages) == who
+    for message in messages.values():
         assert isinstance(message, Refused)
         assert message.final
         assert message.refusal.reason is Reason.RUN_FORGOTTEN

@@ -423,13 +423,13 @@ class Use(RuleBasedStateMachine):
     def an_operator_forgets(self, run: str, force: bool) -> None:
         used = {session for session, its in (self.sessions | self.waits).items() if its == run}
         effects = self.world.do(event := Forget(self.world.new_session(), run, force))
-        told = {session: one.message for one in effects.deliveries for session in one.audience}
-        if not isinstance(told.pop(event.session), RunForgotten):
+        messages = {session: one.message for one in effects.deliveries for session in one.audience}
+        if not isinstance(messages.pop(event.session), RunForgotten):
             assert run not in self.last or not force
-            assert not told
+            assert not messages
             return
         assert force or not used
-        assert used <= told.keys()
+        assert used <= messages.keys()
         self.sessions = {session: its for session, its in self.sessions.items() if its != run}
         self.waits = {session: its for session, its in self.waits.items() if its != run}
         del self.last[run]

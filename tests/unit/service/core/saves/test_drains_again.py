@@ -196,13 +196,13 @@ def test_repeated_notice_with_deadline_drift_of_milliseconds_writes_and_sends_no
     """
     world.ranks(prefix=PREFIX)
     ask(world, "n1", 100.0)
-    written = told = 0
+    written = sent = 0
     for number in range(1, 9):
         world.wait(10.0)
         ask(world, "n1", 100.0 - 10.0 * number - 0.002 * number)
         written += sum(isinstance(one, SaveRecord) for one in world.last.records)
-        told += len(world.last.deliveries) - 1
-    assert (written, told) == (0, 0)
+        sent += len(world.last.deliveries) - 1
+    assert (written, sent) == (0, 0)
 
 
 def test_plain_request_keeps_its_own_deadline_when_the_stop_that_replaced_it_lapses(world: World):

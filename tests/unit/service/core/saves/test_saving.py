@@ -47,12 +47,12 @@ def test_pending_save_is_announced_to_all_and_to_newcomers(world: World):
     zero, _ = world.ranks()
     answer = ask(world, stop=True, reason="a drain")
     assert (answer.was_asked, answer.save.state, answer.save.number) == (False, SaveState.ASKED, 1)
-    told = SaveAsked(1, 0, stop=True, reason="asked for by ann: a drain")
-    assert [client.save_asked for client in world.clients] == [told, told]
+    expected = SaveAsked(1, 0, stop=True, reason="asked for by ann: a drain")
+    assert [client.save_asked for client in world.clients] == [expected, expected]
     heard = [client.save_asked for client in [world.start(0), zero]]
-    assert heard == [told, told]
+    assert heard == [expected, expected]
     stream = world.open_relay_stream(world.start(2, connect=False))
-    assert stream.clients[2].save_asked == told
+    assert stream.clients[2].save_asked == expected
 
 
 def test_it_is_counted_once_however_often_it_is_asked_for(world: World):

@@ -62,17 +62,17 @@ async def test_service_that_is_not_there_is_not_found():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [(NAME, [SERVING, NOT_SERVING]), ("none", [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN])],
 )
-async def test_watch_ends_with_the_drain(name: str, told: list[Any]):
+async def test_watch_ends_with_the_drain(name: str, expected: list[Any]):
     servicer, seen = HealthServicer([NAME]), []
     with pytest.raises(Refusal) as caught:
         async for response in servicer.Watch(request(name), Context()):
             seen.append(response.status)
             servicer.drain()
     assert caught.value.reason is Reason.COORDINATOR_DRAINING
-    assert seen == told
+    assert seen == expected
 
 
 async def test_so_many_may_watch(monkeypatch: pytest.MonkeyPatch):

@@ -92,9 +92,9 @@ class Watcher:
         await asyncio.gather(self._reads, return_exceptions=True)
 
 
-async def save(driver: Driver, **told: object) -> common_pb2.Decision:
+async def save(driver: Driver, **report: object) -> common_pb2.Decision:
     """One rank alone makes a save by a unary call."""
-    write = common_pb2.WriteReport(**told)  # type: ignore[arg-type]
+    write = common_pb2.WriteReport(**report)  # type: ignore[arg-type]
     request = barrier_pb2.ArriveRequest(
         run_id="job1", prefix="save", world_size=1, timeout_ms=1_000, host="node-0", write=write
     )

@@ -106,8 +106,8 @@ async def test_relay_gets_ranks_with_a_message_and_other_peers_do_not():
         shared = await own.context.heard.get()
         appended = await relay.context.heard.get()
         assert appended == shared + codec.encode_ranks([0, 1])
-        told = session_pb2.ConnectResponse.FromString(appended)
-        assert (told.decision.outcome, list(told.ranks)) == (common_pb2.OUTCOME_RELEASED, [0, 1])
+        message = session_pb2.ConnectResponse.FromString(appended)
+        assert (message.decision.outcome, list(message.ranks)) == (common_pb2.OUTCOME_RELEASED, [0, 1])
         assert not session_pb2.ConnectResponse.FromString(shared).ranks
 
 

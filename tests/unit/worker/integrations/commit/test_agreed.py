@@ -44,9 +44,9 @@ def test_rank_that_does_not_see_the_checkpoint_fails_all(tmp_path: Path, without
     checkpoint_in(seen)
     folders = [seen, seen]
     folders[without] = tmp_path / "not-mounted"
-    told = agreed(*folders)
-    assert isinstance(told[1 - without], (OSError, BarrierAbortedError)), told
-    assert all(isinstance(one, Exception) for one in told), told
+    results = agreed(*folders)
+    assert isinstance(results[1 - without], (OSError, BarrierAbortedError)), results
+    assert all(isinstance(one, Exception) for one in results), results
 
 
 def test_checkpoint_that_is_being_replaced_has_its_own_name(tmp_path: Path):

@@ -74,15 +74,15 @@ def test_nothing_is_loaded_where_a_rank_sees_another_checkpoint(tmp_path: Path):
         saves.choose(as_barrier, tmp_path, lambda _: path)
 
 
-@pytest.mark.parametrize("told", ["/elsewhere/step-1", "../elsewhere/step-1", ".."])
-def test_name_that_leads_out_of_the_folder_is_not_loaded(tmp_path: Path, told: str):
+@pytest.mark.parametrize("name", ["/elsewhere/step-1", "../elsewhere/step-1", ".."])
+def test_name_that_leads_out_of_the_folder_is_not_loaded(tmp_path: Path, name: str):
     """A process that can speak as rank 0 chooses among the checkpoints of the job, and no other file."""
-    told = told.replace("/elsewhere", str(tmp_path / "elsewhere")) if told.startswith("/") else told
+    name = name.replace("/elsewhere", str(tmp_path / "elsewhere")) if name.startswith("/") else name
     checkpoint_in(tmp_path / "elsewhere")
     checkpoint_in(tmp_path / "job")
     barrier = ScriptedBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
-    barrier.answers.put(decided(rank_0=os.fsencode(told), rank_1=b"."))
+    barrier.answers.put(decided(rank_0=os.fsencode(name), rank_1=b"."))
     barrier.answers.put(decided(Outcome.ABORTED))
     with pytest.raises(ValueError, match="that is no name in a folder"):
         saves.choose(as_barrier, tmp_path / "job", lambda _: None)

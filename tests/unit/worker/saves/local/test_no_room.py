@@ -50,11 +50,11 @@ def test_save_without_room_on_a_node_goes_to_shared_storage(
         job.save(2)
     path = in_shared(job, 2)
     assert job.cluster.shared == {SaveAttempt(0, 1): str(path)}
-    permit, told = job.service.requests[1:]
-    assert (permit.keeper_id, permit.persisted_as, told.persisted_as) == ("", "", str(path))
-    assert (told.checkpoint.step, told.checkpoint.persist_to) == (2, str(job.shared))
+    permit, commit = job.service.requests[1:]
+    assert (permit.keeper_id, permit.persisted_as, commit.persisted_as) == ("", "", str(path))
+    assert (commit.checkpoint.step, commit.checkpoint.persist_to) == (2, str(job.shared))
     manifest = (path / "manifest.json").read_bytes()
-    assert told.checkpoint.manifest_digest == digest_of(manifest)
+    assert commit.checkpoint.manifest_digest == digest_of(manifest)
     left = [one for rank in range(3) for one in job.nodes[rank].folder.attempt(SaveAttempt(0, 1)).glob("__*")]
     assert not left, "the parts on the nodes are of no use"
     warnings = [one.getMessage() for one in caplog.records if "had no room" in one.getMessage()]

@@ -136,16 +136,16 @@ def test_stall_includes_the_earlier_wait_of_the_training_thread(barrier: FakeBar
 
 
 def test_cleaning_up_comes_after_the_decision_and_cannot_change_it(barrier: FakeBarrier):
-    told: list[bool] = []
+    decided: list[bool] = []
     with AsyncCallsQueue(barrier=barrier) as queue:  # type: ignore[arg-type]
 
         def clean() -> None:
-            told.append(queue._loop.view.ready == 1)
+            decided.append(queue._loop.view.ready == 1)
             raise OSError("cannot remove")
 
         queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=clean)
-        until(lambda: bool(told))
-    assert told == [True]
+        until(lambda: bool(decided))
+    assert decided == [True]
 
 
 def test_looking_at_an_open_queue_waits_for_no_thread(

@@ -108,11 +108,13 @@ def test_save_without_a_write_has_ended_well(voter: Voter):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_write_that_cannot_be_judged_has_failed(voter: Voter, error: BaseException):
-    told: list[str] = []
-    event = voter.carry_out(Await(save(error, on_written=lambda: told.append("it may use its memory again"))))
+    calls: list[str] = []
+    event = voter.carry_out(
+        Await(save(error, on_written=lambda: calls.append("it may use its memory again")))
+    )
     assert isinstance(event, WriteEnded)
     assert "disk full" in str(event.failure)
-    assert told == ["it may use its memory again"]
+    assert calls == ["it may use its memory again"]
 
 
 @pytest.mark.parametrize("error", ERRORS)

@@ -14,7 +14,7 @@ from muster.worker.transport.call_threads import CallThreads
 
 @pytest.fixture(autouse=True)
 def _no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_threads, "_followed", [])
+    monkeypatch.setattr(call_threads, "_followed", set())
     monkeypatch.setattr(call_threads, "_exits", False)
 
 
@@ -101,11 +101,11 @@ def test_exit_does_not_wait_for_ever(calls: list[Call], monkeypatch: pytest.Monk
 def test_stream_is_forgotten_when_its_threads_have_ended(calls: list[Call]):
     calls[0].go()
     last = Call().start()
-    assert call_threads._followed == [calls[1].threads, last.threads]
+    assert call_threads._followed == {calls[1].threads, last.threads}
     last.go()
 
 
 def test_stream_that_has_ended_already_is_not_followed():
     call = Call(ended=True).start()
-    assert call_threads._followed == []
+    assert not call_threads._followed
     call.go()

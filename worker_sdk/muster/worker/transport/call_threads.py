@@ -23,7 +23,7 @@ Request = TypeVar("Request")
 PATIENCE = 1.0
 """Seconds that the exit waits for the threads of all streams; a few ms are usual."""
 
-_followed: list["CallThreads[Any]"] = []
+_followed: set["CallThreads[Any]"] = set()
 _exits = False
 
 
@@ -57,8 +57,9 @@ class CallThreads(Generic[Request]):
         self.end = end
         # gRPC calls back on the thread that receives. It refuses if the stream has ended already.
         if call.add_callback(lambda: self._receiver.set_result(threading.current_thread())):
-            _followed[:] = [one for one in _followed if one.running]
-            _followed.append(self)
+            # Other threads may add theirs meanwhile.
+            _followed.difference_update([one for one in _followed.copy() if not one.running])
+            _followed.add(self)
 
     @property
     def running(self) -> bool:
@@ -87,10 +88,11 @@ def _exit() -> None:
     global _exits
     _exits = True
     # Streams of one channel share a thread: it ends with the last of them.
-    for threads in _followed:
+    followed = _followed.copy()
+    for threads in followed:
         threads.end()
     deadline = time.monotonic() + PATIENCE
-    for threads in _followed:
+    for threads in followed:
         threads.join(deadline)
 
 

@@ -1,18 +1,24 @@
-"""A rank whose interpreter ends while a thread of gRPC holds the lock of a stream.
+"""A rank whose interpreter ends while a thread of gRPC holds the lock of a stream, if one can then.
 
-gRPC's threads take 0.2 s with each event, and hold the lock meanwhile. The last exit hook lets them begin.
+gRPC's threads are slow with each event of the exit, and hold the lock meanwhile. The last exit hook waits for
+one that does.
 """
 
 import atexit
+import threading
 import time
 from typing import Any
 
 EVENT_SECONDS = 0.2
+HOOK_SECONDS = 0.5
 
-atexit.register(time.sleep, EVENT_SECONDS / 2)  # Before any import, so it runs last.
+exiting, holds_the_lock = threading.Event(), threading.Event()
+atexit.register(holds_the_lock.wait, HOOK_SECONDS)  # Before any import, so it runs last.
 
 import grpc._channel  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+
+import muster.worker  # noqa: E402
 
 grpc_channel: Any = grpc._channel
 handle_event = grpc_channel._handle_event
@@ -20,7 +26,10 @@ handle_event = grpc_channel._handle_event
 
 def handle_slowly(*event: Any) -> Any:
     """Handle an event under the lock, as gRPC does."""
-    time.sleep(EVENT_SECONDS)
+    if exiting.is_set():
+        holds_the_lock.set()
+        time.sleep(EVENT_SECONDS)
+        holds_the_lock.clear()
     return handle_event(*event)
 
 
@@ -28,4 +37,6 @@ grpc_channel._handle_event = handle_slowly
 dist.init_process_group("gloo", init_method="muster://")
 dist.barrier()
 dist.destroy_process_group()
+muster.worker.close()  # Else the exit does, and takes so long that no thread holds a lock after it.
+atexit.register(exiting.set)  # It runs first.
 print("finished")

@@ -325,7 +325,7 @@ def test_stream_ends_when_its_store_is_collected(line: StoreConnection, stub: St
 def test_operation_is_a_call_while_the_process_exits(
     line: StoreConnection, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(store_stream, "exits", lambda: True)
+    monkeypatch.setattr(store_stream, "is_exiting", lambda: True)
     assert not ask(line)
     assert not stub.opened
 

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from muster.client.replicas import Target
 from muster.v1 import store_pb2 as pb
 from muster.v1.store_pb2_grpc import StoreServiceStub
-from muster.worker.transport.call_threads import CallThreads, exits
+from muster.worker.transport.call_threads import CallThreads, is_exiting
 from muster.worker.transport.channel import SharedChannel
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -82,7 +82,7 @@ class StoreConnection:
         began = time.monotonic()
         if (
             began >= self._no_stream_until
-            and not exits()
+            and not is_exiting()
             and request.ByteSize() <= MAX_BYTES
             and self._turn.acquire(blocking=False)
         ):

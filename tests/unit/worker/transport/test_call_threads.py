@@ -14,8 +14,9 @@ from muster.worker.transport.call_threads import CallThreads
 
 @pytest.fixture(autouse=True)
 def _no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_threads, "_followed", set())
-    monkeypatch.setattr(call_threads, "_exits", False)
+    monkeypatch.setattr(call_threads, "_open", set())
+    monkeypatch.setattr(call_threads, "_threads", set())
+    monkeypatch.setattr(call_threads, "_exiting", False)
 
 
 class Call:
@@ -75,37 +76,49 @@ def test_exit_ends_all_streams_and_waits_for_their_threads(
     calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(call_threads, "PATIENCE", PATIENCE)
-    exits = threading.Thread(target=call_threads._exit)
+    exits = threading.Thread(target=call_threads._end_streams)
     exits.start()
     assert all(call.ended.wait(PATIENCE) for call in calls), "one waits before another is ended"
     calls[0].may_go.set()
     for thread in calls[0].serving:
         thread.join(PATIENCE)
     assert exits.is_alive()
-    assert call_threads.exits()
+    assert call_threads.is_exiting()
     calls[1].may_go.set()
     exits.join(PATIENCE)
     assert not exits.is_alive()
-    assert not any(call.threads.running for call in calls)
+    assert not any(thread.is_alive() for call in calls for thread in call.serving)
     assert calls[0].sent == ["a", "b"]
 
 
 def test_exit_does_not_wait_for_ever(calls: list[Call], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(call_threads, "PATIENCE", 0.0)
     began = time.monotonic()
-    call_threads._exit()
+    call_threads._end_streams()
     assert time.monotonic() - began < PATIENCE / 2
-    assert all(call.threads.running for call in calls)
+    assert all(thread.is_alive() for call in calls for thread in call.serving)
 
 
-def test_stream_is_forgotten_when_its_threads_have_ended(calls: list[Call]):
+def test_ended_streams_leave_nothing_although_their_channel_goes_on():
+    """A store replaces its stream every few seconds, and one thread receives for all of them."""
+    for _ in range(20):
+        call: Any = Call()
+        call.threads.follow(call, call.ended.set)
+        for callback in call.callbacks:
+            callback()
+    assert not call_threads._open
+    assert call_threads._threads == {threading.current_thread()}
+
+
+def test_threads_that_have_ended_are_forgotten_at_the_next_stream(calls: list[Call]):
     calls[0].go()
     last = Call().start()
-    assert call_threads._followed == {calls[1].threads, last.threads}
+    assert not call_threads._threads & set(calls[0].serving)
+    assert call_threads._open == {calls[1].threads, last.threads}
     last.go()
 
 
 def test_stream_that_has_ended_already_is_not_followed():
     call = Call(ended=True).start()
-    assert not call_threads._followed
+    assert not call_threads._open
     call.go()

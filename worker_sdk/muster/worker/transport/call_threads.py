@@ -12,8 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -23,8 +21,11 @@ Request = TypeVar("Request")
 PATIENCE = 1.0
 """Seconds that the exit waits for the threads of all streams; a few ms are usual."""
 
-_followed: set["CallThreads[Any]"] = set()
-_exits = False
+_open: set["CallThreads[Any]"] = set()
+_threads: set[threading.Thread] = set()
+"""Those of open streams, and of ended ones. Streams of one channel share the thread that receives, which ends
+with the last of them."""
+_exiting = False
 
 
 class CallThreads(Generic[Request]):
@@ -36,15 +37,14 @@ class CallThreads(Generic[Request]):
 
     def __init__(self, requests: Iterator[Request]) -> None:
         self._requests = requests
-        self._sender: Future[threading.Thread] = Future()
-        self._receiver: Future[threading.Thread] = Future()
-        """Known when the stream has ended."""
+        self.ended = threading.Event()
+        """Set by the thread that receives."""
         self.end: Callable[[], object] = lambda: None
         """Ends the stream. A second call changes nothing."""
 
     def requests(self) -> Iterator[Request]:
         """Yield what the stream sends. gRPC iterates on the thread that sends."""
-        self._sender.set_result(threading.current_thread())
+        _threads.add(threading.current_thread())
         yield from self._requests
 
     def follow(self, call: grpc.Call, end: Callable[[], object]) -> None:
@@ -55,46 +55,37 @@ class CallThreads(Generic[Request]):
             end: see :attr:`end`.
         """
         self.end = end
+        # Other threads may add theirs meanwhile.
+        _threads.difference_update([thread for thread in _threads.copy() if not thread.is_alive()])
+        _open.add(self)
         # gRPC calls back on the thread that receives. It refuses if the stream has ended already.
-        if call.add_callback(lambda: self._receiver.set_result(threading.current_thread())):
-            # Other threads may add theirs meanwhile.
-            _followed.difference_update([one for one in _followed.copy() if not one.running])
-            _followed.add(self)
+        if not call.add_callback(self._call_ended):
+            _open.discard(self)
 
-    @property
-    def running(self) -> bool:
-        """Whether one of the threads may still run."""
-        return not all(
-            thread.done() and not thread.result().is_alive() for thread in (self._sender, self._receiver)
-        )
-
-    def join(self, deadline: float) -> None:
-        """Wait until the threads have ended, or for the deadline.
-
-        Args:
-            deadline: monotonic time.
-        """
-        for thread in (self._sender, self._receiver):
-            with suppress(TimeoutError):
-                thread.result(deadline - time.monotonic()).join(max(deadline - time.monotonic(), 0.0))
+    def _call_ended(self) -> None:
+        _threads.add(threading.current_thread())
+        _open.discard(self)
+        self.ended.set()
 
 
-def exits() -> bool:
+def is_exiting() -> bool:
     """Return whether the process exits: a stream opened now would be open at the end of the interpreter."""
-    return _exits
+    return _exiting
 
 
-def _exit() -> None:
-    global _exits
-    _exits = True
-    # Streams of one channel share a thread: it ends with the last of them.
-    followed = _followed.copy()
-    for threads in followed:
-        threads.end()
+def _end_streams() -> None:
+    global _exiting
+    _exiting = True
+    still_open = _open.copy()
+    for stream in still_open:
+        stream.end()
     deadline = time.monotonic() + PATIENCE
-    for threads in followed:
-        threads.join(deadline)
+    for stream in still_open:
+        stream.ended.wait(max(deadline - time.monotonic(), 0.0))
+    for thread in _threads - {threading.current_thread()}:
+        thread.join(max(deadline - time.monotonic(), 0.0))
 
 
-os.register_at_fork(after_in_child=_followed.clear)
-atexit.register(_exit)
+os.register_at_fork(after_in_child=_open.clear)
+os.register_at_fork(after_in_child=_threads.clear)
+atexit.register(_end_streams)

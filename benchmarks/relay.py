@@ -119,13 +119,13 @@ def relays_own(reports: Path, nodes: int) -> RelayCost:
     """What the relays wrote down at their end."""
     until(lambda: any(reports.iterdir()), "the relays do not write down what they took")
     time.sleep(1.0)  # The others of the same run are about to.
-    counts = [json.loads(path.read_text()) for path in reports.iterdir()]
+    figures = [json.loads(path.read_text()) for path in reports.iterdir()]
     for path in list(reports.iterdir()):
         path.unlink()
     return RelayCost(
         nodes,
-        statistics.fmean(one["cpu_us_per_arrival"] for one in counts),
-        statistics.fmean(one["arrivals_per_message"] for one in counts),
+        statistics.fmean(one["cpu_us_per_arrival"] for one in figures),
+        statistics.fmean(one["arrivals_per_message"] for one in figures),
     )
 
 

@@ -352,8 +352,8 @@ def test_a_handler_that_nobody_holds_lets_its_node_go(run: MusterRendezvous):
 
 def test_a_process_may_launch_and_fork_in_turn(coordinator: Coordinator):
     """Workers and launching children are forked; what was shut down, or dropped, is given back."""
-    (said,) = store_users.together(launches.in_turn, 1, coordinator.endpoint)
-    assert said == [
+    (lines,) = store_users.together(launches.in_turn, 1, coordinator.endpoint)
+    assert lines == [
         *("the process launched 2 workers", "its child launched 2 workers") * 2,
         *("its child launched 2 workers",) * 2,
         "process 2 was forked from process 1, which holds a store",

@@ -1,7 +1,7 @@
-"""A rank whose interpreter ends while a thread of gRPC holds the lock of a stream, if one can then.
+"""End a rank's interpreter while a thread of gRPC holds the lock of a stream, if one still runs then.
 
-gRPC's threads are slow with each event of the exit, and hold the lock meanwhile. The last exit hook waits for
-one that does.
+gRPC's threads are slow with each event of the exit, and hold the lock meanwhile. The last exit hook waits
+until one does so.
 """
 
 import atexit

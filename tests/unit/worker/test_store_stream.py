@@ -17,6 +17,7 @@ from muster.client.replicas import Target
 from muster.v1 import store_pb2 as pb
 from muster.worker import store_stream
 from muster.worker.store_stream import CALLS, CALLS_FOR, MAX_BYTES, NAMES, SOON, SPARE, StoreConnection
+from muster.worker.transport import call_threads
 from muster.worker.transport.channel import SharedChannel
 
 CHECK = pb.CheckRequest(run_id="job", keys=["k"])
@@ -50,6 +51,7 @@ class Stream:
         self.answers = answers
         self.cancelled = False
         self.active = True
+        self.callbacks: list[Callable[[], None]] = []
 
     def is_active(self) -> bool:
         return self.active
@@ -66,9 +68,12 @@ class Stream:
 
     def cancel(self) -> None:
         self.cancelled = True
+        while self.callbacks:
+            self.callbacks.pop()()
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        return False
+        self.callbacks.append(callback)
+        return True
 
 
 class Stub:
@@ -322,12 +327,17 @@ def test_stream_ends_when_its_store_is_collected(line: StoreConnection, stub: St
     assert next(stream.said, None) is None
 
 
-def test_operation_is_a_call_while_the_process_exits(
+def test_exit_ends_the_stream_and_later_operations_are_calls(
     line: StoreConnection, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(store_stream, "is_exiting", lambda: True)
+    monkeypatch.setattr(call_threads, "_open", set())
+    monkeypatch.setattr(call_threads, "_exiting", False)
+    stub.prepared = [[ON_STREAM]]
+    assert ask(line)
+    call_threads._end_streams()
+    assert stub.opened[0][0].cancelled
     assert not ask(line)
-    assert not stub.opened
+    assert len(stub.opened) == 1
 
 
 def test_forked_child_leaves_the_stream_of_its_parent_alone(

@@ -91,6 +91,21 @@ def test_exit_ends_all_streams_and_waits_for_their_threads(
     assert calls[0].sent == ["a", "b"]
 
 
+def test_exit_waits_until_an_open_stream_has_ended():
+    """Only then is the thread known that receives."""
+
+    class Awaited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            self.set()
+            return True
+
+    call: Any = Call()
+    call.threads.ended = Awaited()
+    call.threads.follow(call, call.ended.set)
+    call_threads._end_streams()
+    assert call.threads.ended.is_set()
+
+
 def test_exit_does_not_wait_for_ever(calls: list[Call], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(call_threads, "PATIENCE", 0.0)
     began = time.monotonic()

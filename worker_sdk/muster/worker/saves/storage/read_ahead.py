@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 W = TypeVar("W")
 
-AHEAD = 64 * 2**20
+AHEAD = 32 * 2**20
 """Bytes that are read before they are asked for, at most; at least one item."""
 READERS = 2
 """Threads that read: one reads an item while the other computes the digest of the item before."""

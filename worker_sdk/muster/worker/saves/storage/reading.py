@@ -3,6 +3,8 @@
 import io
 import os
 import pickle
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ from muster.checkpoint.verification import (
     read_item,
     read_manifest,
 )
+from muster.worker.saves.storage.large_tensor import LARGE, LargeTensor, Piece, pieces_of
 from muster.worker.saves.storage.rank_write import METADATA
 from muster.worker.saves.storage.read_ahead import ReadAhead
 from muster.worker.saves.storage.stored_tensor import stored_tensor
@@ -125,13 +128,22 @@ class ItemReader(FileSystemReader):
             DamageError: an item is not what was committed.
             OSError: an item cannot be read.
         """
-        wanted = ReadAhead(self._wanted(plan), lambda one: one.item.length, self._read_wanted)
-        with wanted.start() as items:
-            for one, data in items:
-                self._load(one, data, planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        reads = (read for wanted in self._wanted(plan) for read in self._reads_of(wanted))
+        large: LargeTensor | None = None
+        with ReadAhead(reads, lambda one: one.length, self._read_ahead).start() as done:
+            for read, data in done:
+                wanted = read.wanted
+                if read.piece is None:
+                    self._load(wanted, data, planner)
+                    continue
+                if large is None:
+                    large = self._large_tensor(wanted, planner)
+                if large.add(read.piece, data):
+                    self._finish(wanted, large, planner)
+                    large = None
+        loaded: Future[None] = Future()
+        loaded.set_result(None)
+        return loaded
 
     def _wanted(self, plan: LoadPlan) -> list["_Wanted"]:
         """Return the items of a plan, file by file."""
@@ -160,8 +172,53 @@ class ItemReader(FileSystemReader):
         target.copy_(tensor)
         planner.commit_tensor(request, target)
 
-    def _read_wanted(self, wanted: "_Wanted", buffer: memoryview) -> None:
-        self._read(wanted.item, buffer)
+    # ------------------------------------------------------------------ large tensors
+
+    def _reads_of(self, wanted: "_Wanted") -> Iterable["_Read"]:
+        item = wanted.item
+        if item.length <= LARGE or wanted.transforms or wanted.request.type is LoadItemType.BYTE_IO:
+            return [_Read(wanted)]
+        with suppress(DamageError, ValueError):  # Whoever reads the whole of it finds the same.
+            if len(self._segments(item) or (None,)) == 1:
+                return (_Read(wanted, piece) for piece in pieces_of(item.length))
+        return [_Read(wanted)]
+
+    def _large_tensor(self, wanted: "_Wanted", planner: LoadPlanner) -> LargeTensor:
+        request = wanted.request
+        (segment,) = self._segments(wanted.item) or (None,)
+        return LargeTensor(
+            wanted.item.length,
+            segment,
+            lambda stored: narrow_tensor_by_index(stored, request.storage_offsets, request.lengths),
+            lambda: planner.resolve_tensor(request).detach(),
+        )
+
+    def _finish(self, wanted: "_Wanted", large: LargeTensor, planner: LoadPlanner) -> None:
+        if not large.is_whole:  # The bytes are read again before this counts as damage.
+            again = memoryview(bytearray(wanted.item.length))
+            self._read(wanted.item, again)
+            self._load(wanted, again, planner)
+        elif large.target is None:
+            self._load(wanted, large.whole, planner)
+        else:
+            planner.commit_tensor(wanted.request, large.target)
+
+    # ------------------------------------------------------------------ reads
+
+    def _read_ahead(self, read: "_Read", buffer: memoryview) -> None:
+        item, piece = read.wanted.item, read.piece
+        if piece is None:
+            self._read(item, buffer)
+            return
+        source, offset, verified = self._of.source, item.offset + piece.offset, self._of.manifest is not None
+
+        def read_piece() -> None:
+            with source.open(item.file) as file:
+                # If bytes are missing, the digest of all pieces is wrong.
+                if file.read_into(offset, buffer) < piece.length and not verified:
+                    raise EOFError(f"{item.file} ends before offset {offset + piece.length}")
+
+        confirmed(f"{source.place}/{item.file}", lambda: present(item.file, read_piece))
 
     def _read(self, item: "_Item", buffer: memoryview) -> None:
         source = self._of.source
@@ -219,3 +276,17 @@ class _Wanted:
     item: _Item
     transforms: tuple[str, ...]
     """Names of the extensions of torch's that wrote it, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A read of an item."""
+
+    wanted: _Wanted
+    piece: Piece | None = None
+    """Of a large tensor; None: the whole item, verified."""
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        return self.wanted.item.length if self.piece is None else self.piece.length

@@ -1,7 +1,9 @@
-"""Makes a tensor of the bytes that ``torch.save`` wrote of it."""
+"""Makes a tensor of the bytes that ``torch.save`` wrote of it, or finds its elements among them."""
 
 import io
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any, cast
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
@@ -15,6 +17,18 @@ _LENGTHS = 26
 """Where the header has the lengths of the name and of the extra field, 2 bytes each. Source: as above."""
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a tensor are in what ``torch.save`` wrote."""
+
+    begin: int
+    """Offset of its storage, in bytes."""
+    length: int
+    """Bytes of its storage."""
+    empty: torch.Tensor
+    """A tensor of this type, size, offset in the storage, and strides. Its elements are not set."""
+
+
 def stored_tensor(data: memoryview) -> torch.Tensor:
     """Return the tensor that ``torch.save`` wrote.
 
@@ -25,24 +39,39 @@ def stored_tensor(data: memoryview) -> torch.Tensor:
         RuntimeError: torch cannot read it.
         pickle.UnpicklingError: it is more than a tensor.
     """
-    record = _only_storage(data) if len(data) >= IN_PLACE else None
-    if record is None:
-        return _load(io.BytesIO(data))
-    with torch.serialization.skip_data():
-        empty = _load(BytesReader(data))
-    if not _is_plain(empty) or empty.untyped_storage().nbytes() != len(record):
-        return _load(io.BytesIO(data))
+    layout = layout_of(BytesReader(len(data), {0: data})) if len(data) >= IN_PLACE else None
+    if layout is None:
+        return _load(BytesReader(len(data), {0: data}))
+    record = data[layout.begin : layout.begin + layout.length]
     storage = torch.frombuffer(record, dtype=torch.uint8).untyped_storage()
+    empty = layout.empty
     tensor = torch.empty(0, dtype=empty.dtype)
     return tensor.set_(storage, empty.storage_offset(), empty.size(), empty.stride())
 
 
-def _load(file: io.IOBase) -> torch.Tensor:
-    return cast(torch.Tensor, torch.load(cast(IO[bytes], file), map_location="cpu", weights_only=True))
+def layout_of(file: io.RawIOBase) -> Layout | None:
+    """Return where the elements of a tensor are; None if it is not a single storage's bytes in our order.
+
+    Args:
+        file: what ``torch.save`` wrote. The bytes of large storages are not read.
+
+    Raises:
+        RuntimeError: torch cannot read it.
+        pickle.UnpicklingError: it is more than a tensor.
+    """
+    storage = _only_storage(file)
+    if storage is None:
+        return None
+    file.seek(0)
+    with torch.serialization.skip_data():
+        empty = _load(file)
+    if not is_plain(empty) or empty.untyped_storage().nbytes() != len(storage):
+        return None
+    return Layout(storage.start, len(storage), empty)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but a storage's bytes, a type, a size, and strides."""
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is nothing but a storage's bytes, a type, a size, and strides."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
@@ -50,10 +79,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _only_storage(data: memoryview) -> memoryview | None:
-    """Return the bytes of the only storage; None if there are several, or in another byte order."""
+def _load(file: io.RawIOBase) -> torch.Tensor:
+    return cast(torch.Tensor, torch.load(cast(IO[bytes], file), map_location="cpu", weights_only=True))
+
+
+def _only_storage(file: io.RawIOBase) -> range | None:
+    """Return where the only storage is; None if there are several, or in another byte order."""
     try:
-        with ZipFile(BytesReader(data)) as archive:
+        with ZipFile(cast(IO[bytes], file)) as archive:
             records = archive.infolist()
     except BadZipFile:
         return None
@@ -62,24 +95,36 @@ def _only_storage(data: memoryview) -> memoryview | None:
     if len(orders) != 1 or len(storages) != 1 or any(one.compress_type for one in (*orders, *storages)):
         return None
     # Not ``ZipFile.read``: Muster's writers leave out the archive's checksums, since they have their own.
-    if _content(data, orders[0]) != sys.byteorder.encode():
+    order = _content(file, orders[0])
+    if _read(file, order.start, len(order)) != sys.byteorder.encode():
         return None
-    return _content(data, storages[0])
+    return _content(file, storages[0])
 
 
-def _content(data: memoryview, record: ZipInfo) -> memoryview:
-    lengths = record.header_offset + _LENGTHS
-    name = int.from_bytes(data[lengths : lengths + 2], "little")
-    extra = int.from_bytes(data[lengths + 2 : lengths + 4], "little")
+def _content(file: io.RawIOBase, record: ZipInfo) -> range:
+    lengths = _read(file, record.header_offset + _LENGTHS, 4)
+    name, extra = int.from_bytes(lengths[:2], "little"), int.from_bytes(lengths[2:], "little")
     begin = record.header_offset + _HEADER + name + extra
-    return data[begin : begin + record.file_size]
+    return range(begin, begin + record.file_size)
+
+
+def _read(file: io.RawIOBase, offset: int, length: int) -> bytes:
+    file.seek(offset)
+    return file.read(length) or b""
 
 
 class BytesReader(io.RawIOBase):
-    """A read-only file over bytes in memory, which are not copied."""
+    """A read-only file, parts of which are in memory. They are not copied.
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+    Args:
+        length: bytes of the whole file.
+        parts: those that are there, by their offset in the file. A read elsewhere raises
+            :class:`io.UnsupportedOperation`.
+    """
+
+    def __init__(self, length: int, parts: Mapping[int, memoryview]) -> None:
+        self._length = length
+        self._parts = parts
         self._position = 0
 
     def readable(self) -> bool:
@@ -96,14 +141,20 @@ class BytesReader(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the offset of the next byte, and return it."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
         self._position = start + offset
         return self._position
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401
-        """Fill a buffer, and return how many bytes it got."""
+        """Fill a buffer up to the end of a part, and return how many bytes it got."""
         into = memoryview(buffer).cast("B")
-        data = self._data[self._position : self._position + len(into)]
-        into[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+        if not len(into) or self._position >= self._length:
+            return 0
+        for begin, part in self._parts.items():
+            at = self._position - begin
+            if 0 <= at < len(part):
+                data = part[at : at + len(into)]
+                into[: len(data)] = data
+                self._position += len(data)
+                return len(data)
+        raise io.UnsupportedOperation(f"byte {self._position} is not in memory")

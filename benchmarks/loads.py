@@ -4,6 +4,7 @@ Run it from the root of the repository: `python -m benchmarks.loads`, on a GPU w
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing as mp
 import os
@@ -35,8 +36,7 @@ from lab.processes.coordinator import Coordinator
 from muster.worker.saves import Checkpointer
 
 GIB = 2**30
-TENSOR_BYTES = 16 * 2**20
-"""Bytes of each tensor of the state."""
+MIB = 2**20
 STEP = 1
 SPAWN = mp.get_context("spawn")
 GIVE_UP = 600.0
@@ -53,6 +53,10 @@ class Cell:
     gib: int
     saved_by: int
     """The number of ranks that saved; one rank loads."""
+    tensor_mib: int
+    """MiB of each tensor of the state."""
+    memory: list[int] = field(default_factory=list)
+    """Bytes that the first load of each process took beside the state, at most."""
     cached: list[float] = field(default_factory=list)
     """Seconds of each load from the page cache."""
     cold: list[float] = field(default_factory=list)
@@ -63,22 +67,24 @@ class Cell:
 # ---------------------------------------------------------------------- states and loads
 
 
-def _layers(gib: int) -> range:
-    return range(gib * GIB // TENSOR_BYTES)
+def _layers(gib: int, tensor_mib: int) -> range:
+    return range(gib * GIB // (tensor_mib * MIB))
 
 
-def _empty(gib: int, device: str) -> State:
-    return {f"layer-{number}": torch.zeros(TENSOR_BYTES // 4, device=device) for number in _layers(gib)}
+def _empty(cell: Cell, device: str) -> State:
+    length = cell.tensor_mib * MIB // 4
+    layers = _layers(cell.gib, cell.tensor_mib)
+    return {f"layer-{number}": torch.zeros(length, device=device) for number in layers}
 
 
-def _prepare(rank: int, world_size: int, gib: int, folder: Path) -> None:
+def _prepare(rank: int, world_size: int, gib: int, tensor_mib: int, folder: Path) -> None:
     """One rank of a job that saves a state, sharded if there are several."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     state: dict[str, torch.Tensor | DTensor] = {}
     mesh = init_device_mesh("cpu", (world_size,))
-    for number in _layers(gib):  # One after the other: two whole states need not fit into memory.
-        tensor = torch.full((TENSOR_BYTES // 4,), float(number))
+    for number in _layers(gib, tensor_mib):  # One by one: two whole states need not fit into memory.
+        tensor = torch.full((tensor_mib * MIB // 4,), float(number))
         state[f"layer-{number}"] = distribute_tensor(tensor, mesh, [Shard(0)]) if world_size > 1 else tensor
     made = Checkpointer(folder / "muster")
     made.save(STEP, state)
@@ -155,17 +161,26 @@ def _drop_cache(folder: Path) -> None:
             os.close(handle)
 
 
-def _load(system: str, gib: int, device: str, folder: Path, pipe: Connection) -> None:
+def _memory(name: str) -> int:
+    """Return an entry of this process's status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def _load(cell: Cell, device: str, folder: Path, pipe: Connection) -> None:
     """A process that loads once for each word it gets."""
     warnings.simplefilter("ignore")
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     try:
-        state = _empty(gib, device)
-        load = SYSTEMS[system][1](folder)
+        state = _empty(cell, device)
+        load = SYSTEMS[cell.system][1](folder)
+        before = _memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # The highest size counts from now on.
         load(state)
+        peak = _memory("VmHWM") - before
         for number, tensor in enumerate(state.values()):
             assert float(tensor[0]) == float(tensor[-1]) == number, "it is not what was saved"
-        pipe.send(None)
+        pipe.send(peak)
         while pipe.recv():
             began = time.monotonic()
             load(state)
@@ -182,11 +197,21 @@ def _expect(pipe: Connection) -> Any:  # noqa: ANN401
 
 
 def measure(
-    gib: int, saved_by: int, processes: int, repeats: int, device: str, folder: Path, endpoint: str
+    gib: int,
+    saved_by: int,
+    tensor_mib: int,
+    processes: int,
+    repeats: int,
+    device: str,
+    folder: Path,
+    endpoint: str,
 ) -> list[Cell]:
     """Measure all systems at one size, in turn."""
-    os.environ |= {"MUSTER_ENDPOINT": endpoint, "MUSTER_RUN_ID": f"loads-{gib}-{saved_by}"}
-    ranks = [SPAWN.Process(target=_prepare, args=(rank, saved_by, gib, folder)) for rank in range(saved_by)]
+    os.environ |= {"MUSTER_ENDPOINT": endpoint, "MUSTER_RUN_ID": f"loads-{gib}-{saved_by}-{tensor_mib}"}
+    ranks = [
+        SPAWN.Process(target=_prepare, args=(rank, saved_by, gib, tensor_mib, folder))
+        for rank in range(saved_by)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -195,7 +220,8 @@ def measure(
             raise RuntimeError(f"a rank that prepares {gib} GiB ended with {rank.exitcode}")
     for name in ("MUSTER_ENDPOINT", "RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
-    cells = [Cell(name, gib, saved_by) for name in SYSTEMS if saved_by == 1 or name in RESHARDING]
+    systems = SYSTEMS if saved_by == 1 else RESHARDING
+    cells = [Cell(name, gib, saved_by, tensor_mib) for name in systems]
     for _ in range(processes):
         for cell in cells:
             if not cell.failure:
@@ -208,13 +234,14 @@ def measure(
 def _measure(cell: Cell, repeats: int, device: str, folder: Path) -> None:
     """Measure one system in one process."""
     ours, theirs = SPAWN.Pipe()
-    arguments = (cell.system, cell.gib, device, folder, theirs)
-    process = SPAWN.Process(target=_load, args=arguments, daemon=False)
+    process = SPAWN.Process(target=_load, args=(cell, device, folder, theirs), daemon=False)
     process.start()
     theirs.close()
     try:
-        if (word := _expect(ours)) is not None:
-            raise RuntimeError(str(word))
+        peak = _expect(ours)
+        if not isinstance(peak, int):
+            raise RuntimeError(str(peak))
+        cell.memory.append(peak)
         for number in range(2 * repeats):
             cold = number % 2 == 1
             if cold:
@@ -238,22 +265,25 @@ def _measure(cell: Cell, repeats: int, device: str, folder: Path) -> None:
 def page(machine: dict[str, str], cells: list[Cell]) -> str:
     """Return the page for the documentation."""
     parts = [_TITLES[machine.get("device", "cpu")], _INTRODUCTION]
-    for saved_by, title in ((1, "Same world size"), (2, "Saved by two ranks, loaded by one")):
-        if these := [cell for cell in cells if cell.saved_by == saved_by]:
-            parts += [f"## {title}", _table(these)]
+    for tensor_mib in sorted({cell.tensor_mib for cell in cells}):
+        for saved_by, title in ((1, "same world size"), (2, "saved by two ranks, loaded by one")):
+            these = [one for one in cells if (one.saved_by, one.tensor_mib) == (saved_by, tensor_mib)]
+            if these:
+                parts += [f"## Tensors of {tensor_mib} MiB, {title}", _table(these)]
     described = "\n".join(f"- {key}: {value}" for key, value in machine.items())
     return "\n\n".join([*parts, _METHOD, "## Machine", described]) + "\n"
 
 
 def _table(cells: list[Cell]) -> str:
     lines = [
-        "| system | GiB | from the page cache, s | beside dcp.load | from the disk, s | beside dcp.load |",
-        "|-|-|-|-|-|-|",
+        "| system | GiB | from the page cache, s | beside dcp.load | from the disk, s | beside dcp.load "
+        "| memory, MiB |",
+        "|-|-|-|-|-|-|-|",
     ]
     for cell in cells:
         beside = next(one for one in cells if (one.system, one.gib) == ("dcp", cell.gib))
         if cell.failure:
-            lines.append(f"| {SYSTEMS[cell.system][0]} | {cell.gib} | failed: {cell.failure[:80]} | | | |")
+            lines.append(f"| {SYSTEMS[cell.system][0]} | {cell.gib} | failed: {cell.failure[:80]} | | | | |")
             continue
         figures = []
         for own, theirs in ((cell.cached, beside.cached), (cell.cold, beside.cold)):
@@ -262,6 +292,7 @@ def _table(cells: list[Cell]) -> str:
                 f"{median:.2f} ({min(own):.2f}–{max(own):.2f})",
                 f"{median / statistics.median(theirs):.2f} ×",
             ]
+        figures.append(f"{statistics.median(cell.memory) / MIB:,.0f}")
         lines.append(f"| {SYSTEMS[cell.system][0]} | {cell.gib} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
@@ -273,12 +304,13 @@ and without, and for what else loads PyTorch state."""
 
 _METHOD = """## How it was measured
 
-One rank loads, in processes of its own for each system, in turn, into tensors of 16 MiB that are there
+One rank loads, in processes of its own for each system, in turn, into tensors that are there
 already. The first load of a process is checked and not counted. Several processes load, since torch's own
 loads take twice as long in some processes as in others: what they allocate for each tensor is either memory
 that the process has, or new pages. Then loads from the page cache and from the disk alternate: before
 the latter the files' pages are dropped. Figures are medians, with the lowest and the highest. Muster's loads
-include its three meetings, here of one rank alone, without a coordinator. torch.load and
+include its three meetings, here of one rank alone, without a coordinator. *Memory* is what
+the first load of a process takes at most beside the state and all that the process had before. torch.load and
 torch_checkpointing are given the copy into the state, which the others make by themselves."""
 
 
@@ -294,6 +326,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="loads of each kind in a process")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the state is")
     parser.add_argument("--saved-by", type=int, choices=[1, 2], nargs="+", default=[1, 2], help="ranks")
+    parser.add_argument("--tensor-mib", type=int, nargs="+", default=[16, 512], help="of each tensor")
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results"), help="where to save")
     parser.add_argument("--output", type=Path, help="default: in benchmarks/results, by the device")
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
@@ -309,13 +342,14 @@ def main() -> int:
         Coordinator(Path(state)) as coordinator,
         tempfile.TemporaryDirectory(prefix=".saves-", dir=arguments.folder) as scratch,
     ):
-        for gib in arguments.gib:
+        for gib, tensor_mib in itertools.product(arguments.gib, arguments.tensor_mib):
             for saved_by in arguments.saved_by:
                 folder = Path(scratch).resolve() / f"{gib}-{saved_by}"
                 folder.mkdir()
                 cells += measure(
                     gib,
                     saved_by,
+                    tensor_mib,
                     arguments.processes,
                     arguments.repeats,
                     arguments.device,

@@ -178,7 +178,7 @@ class ItemReader(FileSystemReader):
         item = wanted.item
         if item.length <= LARGE or wanted.transforms or wanted.request.type is LoadItemType.BYTE_IO:
             return [_Read(wanted)]
-        with suppress(DamageError, ValueError):  # Whoever reads the whole of it finds the same.
+        with suppress(DamageError, ValueError):  # The read of the whole item raises it.
             if len(self._segments(item) or (None,)) == 1:
                 return (_Read(wanted, piece) for piece in pieces_of(item.length))
         return [_Read(wanted)]
@@ -284,7 +284,7 @@ class _Read:
 
     wanted: _Wanted
     piece: Piece | None = None
-    """Of a large tensor; None: the whole item, verified."""
+    """A piece of a large tensor; None: the whole item, verified."""
 
     @property
     def length(self) -> int:

@@ -100,6 +100,23 @@ def read_item(
         begin += segment.length
 
 
+def read_piece(file: OpenFile, name: str, offset: int, buffer: memoryview) -> None:
+    """Fill a buffer from an open file. Whether the bytes are right is not verified.
+
+    Args:
+        file: the file.
+        name: its path in the checkpoint.
+        offset: of the first byte.
+        buffer: receives the bytes.
+
+    Raises:
+        DamageError: the file ends before.
+        OSError: it cannot be read.
+    """
+    if (there := file.read_into(offset, buffer)) < len(buffer):
+        raise DamageError(Damage.found(name, _ends(len(buffer), there), offset))
+
+
 def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) -> None:
     """Check that these bytes are a segment.
 

@@ -307,7 +307,7 @@ class CommittedReader(ItemReader):
         dcp.load(state, storage_reader=CommittedReader("/checkpoints/step-100"))
 
     Each rank verifies what it loads, item by item. If one finds damage, the load fails on all ranks, and the
-    checkpoint is marked, so that ``latest`` passes it over. The state may then be partly filled.
+    checkpoint is marked, so that ``latest`` passes it over. The state may then hold damaged parts.
 
     Args:
         path: the checkpoint's name.

@@ -75,7 +75,8 @@ def test_plain_tensor_is_copied_to_the_state_piece_by_piece(tensor: torch.Tensor
     target = torch.zeros_like(tensor)
     large = load(written(tensor), target)
     assert large.target is target
-    assert not large.whole
+    assert large.is_filled
+    assert large.joined is None
     assert torch.equal(target.view(torch.uint8), tensor.contiguous().view(torch.uint8))
 
 
@@ -86,32 +87,51 @@ def test_rows_of_a_tensor_are_copied_as_a_reshard_wants_them(data: st.DataObject
     count = data.draw(st.integers(1, 64 - first))
     target = torch.zeros(count, 100)
     large = load(written(tensor), target, lambda stored: stored.narrow(0, first, count))
-    assert large.target is target
+    assert large.is_filled
     assert torch.equal(target, tensor[first : first + count])
 
 
 def test_elements_are_converted_to_the_type_of_the_state():
     target = torch.zeros(64, 100, dtype=torch.float64)
-    assert load(written(TENSORS["float32"]), target).target is target
+    assert load(written(TENSORS["float32"]), target).is_filled
     assert torch.equal(target, TENSORS["float32"].double())
 
 
 def test_byte_that_has_changed_is_found_wherever_it_is():
     data = written(TENSORS["float32"])
     segment = Segment(len(data), digest_of(data))
-    assert load(data, torch.zeros(64, 100), segment=segment).is_whole
+    assert load(data, torch.zeros(64, 100), segment=segment).matches_digest
     for offset in range(0, len(data), 97):
         data[offset] ^= 1
-        assert not load(data, torch.zeros(64, 100), segment=segment).is_whole
+        assert not load(data, torch.zeros(64, 100), segment=segment).matches_digest
         data[offset] ^= 1
+
+
+def test_pieces_that_were_wrong_are_given_again():
+    tensor, target, asked = TENSORS["float32"], torch.zeros(64, 100), []
+    data = written(tensor)
+
+    def resolve() -> torch.Tensor:
+        asked.append(target)
+        return target
+
+    large = LargeTensor(len(data), Segment(len(data), digest_of(data)), lambda stored: stored, resolve)
+    wrong = bytearray(len(data))
+    for attempt in (wrong, data[:-1000] + wrong[-1000:], data):
+        for piece in pieces_of(len(data)):
+            large.add(piece, memoryview(attempt)[piece.offset : piece.offset + piece.length])
+        assert large.matches_digest == (attempt is data)
+    assert large.is_filled
+    assert torch.equal(target, tensor)
+    assert len(asked) == 1, "the planner is asked once"
 
 
 NOT_CONTIGUOUS = {
     "stored": (TENSORS["float32"].t(), torch.zeros(100, 64), lambda stored: stored),
     "state": (TENSORS["float32"], torch.zeros(100, 64).t(), lambda stored: stored),
     "part": (TENSORS["float32"], torch.zeros(64, 50), lambda stored: stored.narrow(1, 25, 50)),
+    "type that cannot be converted": (TENSORS["complex"], torch.zeros(64, 50), lambda stored: stored),
     "another size": (TENSORS["float32"], torch.zeros(100), lambda stored: stored),
-    "sparse": (TENSORS["float32"].to_sparse(), torch.zeros(64, 100), lambda stored: stored),
 }
 
 
@@ -122,13 +142,21 @@ def test_pieces_are_put_together_if_elements_are_not_contiguous(
     tensor, target, part_of = case
     data = written(tensor)
     large = load(data, target, part_of)
-    assert large.target is None
-    assert large.whole == data
+    assert not large.is_filled
+    assert large.joined is not None
+    assert bytes(large.joined) == data
     assert not target.any(), "the state is left alone"
 
 
-def test_bytes_that_are_no_archive_are_put_together():
-    data = bytearray(b"not an archive " * 1000)
+OTHERS = {
+    "no archive": bytearray(b"not an archive " * 1000),
+    "several storages": written(TENSORS["float32"].to_sparse()),
+}
+
+
+@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
+def test_bytes_that_are_no_single_storage_take_no_memory(data: bytearray):
     large = load(data, torch.zeros(64, 100))
-    assert large.target is None
-    assert large.whole == data
+    assert not large.is_filled
+    assert large.joined is None
+    assert large.target is None, "the planner is not asked for it"

@@ -59,6 +59,18 @@ def test_at_most_so_many_bytes_are_read_ahead():
     assert len(disk.buffers) <= 3
 
 
+@pytest.mark.parametrize("lengths", [[24, 4, *[1] * 8], [1, 1, 1, 1, 6], [8, 8, 8, 1]], ids=str)
+def test_buffers_take_no_more_than_the_bound_and_the_largest_of_them(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(read_ahead, "AHEAD", 32)
+    reads = reading(Disk(), *lengths * 20)
+    with reads.start() as items:
+        for _ in items:
+            buffers = [*reads._free, *(one.buffer for one in reads._under_way)]
+            assert sum(map(len, buffers)) <= 32 + max(lengths)
+
+
 def test_two_items_are_read_at_the_same_time():
     both = Barrier(2, timeout=PATIENCE)
 

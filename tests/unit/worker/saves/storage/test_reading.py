@@ -2,15 +2,23 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
+from muster.checkpoint.damage import DamageError
+from muster.checkpoint.source import FolderSource
 from muster.worker.saves import Checkpointer, CorruptCheckpointError
 from muster.worker.saves.storage import large_tensor, reading
-from muster.worker.saves.storage.reading import ItemReader
+from muster.worker.saves.storage.folder_storage import FolderStorage
+from muster.worker.saves.storage.reading import ItemReader, VerifyingReader, load_into, open_checkpoint
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_group import FakeGroup
 
@@ -62,9 +70,9 @@ def whole_loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     load = ItemReader._load
 
-    def noted(self: ItemReader, wanted: Any, data: memoryview, planner: Any) -> None:
+    def noted(self: ItemReader, wanted: Any, data: memoryview, *others: Any) -> None:
         lengths.append(len(data))
-        load(self, wanted, data, planner)
+        load(self, wanted, data, *others)
 
     monkeypatch.setattr(ItemReader, "_load", noted)
     return lengths
@@ -91,8 +99,12 @@ def test_large_tensor_goes_into_a_state_that_is_not_contiguous(folder: Path, who
 
 
 def wrong_bytes(path: Path) -> None:
+    change(path, path.stat().st_size // 2)
+
+
+def change(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[offset] ^= 1
     path.write_bytes(data)
 
 
@@ -112,6 +124,91 @@ def test_damage_in_a_large_tensor_makes_the_load_step_down(folder: Path, damage:
     assert made is not None
     assert made.step == 1
     assert torch.equal(state["weight"], weight(1))
+
+
+@pytest.fixture
+def reader(folder: Path) -> VerifyingReader:
+    """A reader of step 2, whose files were there when it was opened."""
+    made = FolderStorage(folder, "job").read(folder / "step-0000000002")
+    return VerifyingReader(open_checkpoint(made, FolderSource(Path(made.path)), verify=True, sizes=False))
+
+
+def load(reader: VerifyingReader, state: dict[str, Any]) -> None:
+    """Raise the error of the only rank."""
+    try:
+        load_into(state, None, reader)
+    except CheckpointException as error:
+        raise error.failures[0][0] from error
+
+
+@pytest.mark.parametrize("damage", [no_file, too_short])
+def test_file_that_is_cut_off_while_it_is_loaded_is_damaged(
+    folder: Path, reader: VerifyingReader, damage: Callable[[Path], None]
+):
+    damage(data_of(folder, 2))
+    with pytest.raises(DamageError, match=r"it is missing|are there"):
+        load(reader, empty())
+
+
+def test_damage_is_found_wherever_it_is_in_the_stored_tensor(
+    folder: Path, reader: VerifyingReader, whole_loads: list[int]
+):
+    path = data_of(folder, 2)
+    whole = path.read_bytes()
+    for offset in range(0, len(whole) - 4 * PIECE, len(whole) // 40):
+        change(path, offset)
+        with pytest.raises(DamageError, match="are not what was written"):
+            load(reader, empty())
+        path.write_bytes(whole)
+    assert max(whole_loads, default=0) <= 4 * PIECE, "damage takes no more memory"
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_part_of_a_large_tensor_is_loaded_as_a_reshard_wants_it(
+    reader: VerifyingReader, dimension: int, whole_loads: list[int]
+):
+    target = torch.zeros(50, 100) if dimension == 0 else torch.zeros(ROWS, 24)
+
+    class Part(DefaultLoadPlanner):
+        def create_local_plan(self) -> LoadPlan:
+            """Two halves of what the state wants, each of the same stored tensor."""
+            plan = super().create_local_plan()
+            (item,) = plan.items
+            half = target.size(dimension) // 2
+            items = []
+            for number in range(2):
+                at = [0, 0]
+                at[dimension] = number * half
+                lengths = list(target.size())
+                lengths[dimension] = half
+                first, sizes = torch.Size(at), torch.Size(lengths)
+                items.append(replace(item, dest_offsets=first, storage_offsets=first, lengths=sizes))
+            return replace(plan, items=items)
+
+        def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+            return narrow_tensor_by_index(target, read_item.dest_offsets, read_item.lengths)
+
+    load_into({"weight": torch.zeros(ROWS, 100)}, Part(), reader)
+    assert torch.equal(target, weight(2).narrow(dimension, 0, target.size(dimension)))
+    assert bool(whole_loads) == (dimension == 1)
+
+
+def test_planner_that_copies_in_commit_is_asked_once_for_each_tensor(folder: Path, reader: VerifyingReader):
+    calls: list[str] = []
+
+    class Temporary(DefaultLoadPlanner):
+        def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+            calls.append(f"resolve {read_item.dest_index.fqn}")
+            return torch.empty_like(super().resolve_tensor(read_item))
+
+        def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+            calls.append(f"commit {read_item.dest_index.fqn}")
+            super().resolve_tensor(read_item).copy_(tensor)
+
+    state = empty()
+    load_into(state, Temporary(), reader)
+    assert torch.equal(state["weight"], weight(2))
+    assert sorted(calls) == ["commit small", "commit weight", "resolve small", "resolve weight"]
 
 
 def test_damage_in_the_only_checkpoint_is_raised(folder: Path):

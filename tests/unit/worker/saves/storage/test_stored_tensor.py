@@ -78,6 +78,13 @@ def test_tensor_that_was_written_without_checksums_uses_the_bytes_where_they_are
     assert begin < found.data_ptr() < begin + len(data)
 
 
+def test_tensor_is_on_the_host_whatever_the_default_device():
+    data = written(PLAIN["float32"])
+    with torch.device("meta"):
+        found = stored_tensor(data)
+    assert_same(found, PLAIN["float32"])
+
+
 def test_bytes_of_a_machine_with_the_other_byte_order_are_swapped(monkeypatch: pytest.MonkeyPatch):
     tensor = torch.arange(MANY)
     with monkeypatch.context() as other_machine:

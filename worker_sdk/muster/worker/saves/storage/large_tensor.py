@@ -47,13 +47,14 @@ def pieces_of(length: int) -> Iterator[Piece]:
 class LargeTensor:
     """Takes the pieces of a stored tensor, and copies their elements to the state.
 
-    They are copied before they are verified: :attr:`is_whole` says at the end whether they are right.
+    They are copied before they are verified: :attr:`matches_digest` says at the end whether they are right.
+    If they are not, all pieces can be given again.
 
     Args:
         length: of the stored tensor, in bytes.
         segment: its digest; None: it is not known.
         part_of: returns the part of the stored tensor that the state wants.
-        resolve: returns the tensor of the state for it.
+        resolve: returns the tensor of the state for it. It is called once at most.
     """
 
     def __init__(
@@ -68,15 +69,19 @@ class LargeTensor:
         self._part_of = part_of
         self._resolve = resolve
         self._digest = xxhash.xxh3_128()
-        self._end: tuple[Piece, bytearray] | None = None
+        self._last: tuple[Piece, bytearray] | None = None
+        """The last bytes, which come first."""
         self._dtype = torch.uint8
         """The type of the stored elements."""
         self._elements = range(0)
         """Where the elements that the state wants are in the stored tensor, in bytes."""
         self.target: torch.Tensor | None = None
-        """The tensor of the state that is filled; None: the elements are not contiguous there or here."""
-        self.whole = memoryview(b"")
-        """All pieces, if there is no target."""
+        """The tensor of the state; None: it was not asked for."""
+        self.is_filled = False
+        """Whether the elements are in the target."""
+        self.joined: memoryview | None = None
+        """All pieces, if their elements or those of the target are not contiguous. If neither this is set nor
+        the target is filled, the pieces are no archive that can be read in pieces."""
 
     def add(self, piece: Piece, data: memoryview) -> bool:
         """Take the next piece, in the order of :func:`pieces_of`.
@@ -88,10 +93,11 @@ class LargeTensor:
         Returns:
             Whether it is the last one.
         """
-        if self._end is None:
-            self._end = piece, bytearray(data)
+        if piece.offset + piece.length == self._length:
+            self._last = piece, bytearray(data)
             return False
-        last, end = self._end
+        assert self._last is not None
+        last, end = self._last
         if piece.offset == 0:
             self._begin(data, last, end)
         self._put(piece, data)
@@ -101,45 +107,59 @@ class LargeTensor:
         return True
 
     @property
-    def is_whole(self) -> bool:
+    def matches_digest(self) -> bool:
         """Whether the pieces are what was written; known after the last one."""
         return self._segment is None or self._digest.digest() == self._segment.digest
 
     def _begin(self, first: memoryview, last: Piece, end: bytearray) -> None:
+        self._digest.reset()
+        self.is_filled, self.joined = False, None
         found = self._part_in(BytesReader(self._length, {0: first, last.offset: memoryview(end)}))
-        if found is not None:
-            begin, part = found
-            target = self._resolve()
-            if is_plain(target) and target.is_contiguous() and target.size() == part.size():
-                self._elements = range(begin, begin + part.nbytes)
-                self._dtype = part.dtype
-                self.target = target
-                return
-        self.whole = memoryview(bytearray(self._length))
+        if found is None:
+            return
+        begin, part = found
+        if self.target is None:
+            self.target = self._resolve()
+        if _fits(part, self.target) and begin % part.element_size() == 0:
+            self._elements = range(begin, begin + part.nbytes)
+            self._dtype = part.dtype
+            self.is_filled = True
+        else:
+            self.joined = memoryview(bytearray(self._length))
 
     def _part_in(self, stored: BytesReader) -> tuple[int, torch.Tensor] | None:
-        """Return where the part begins, and a tensor of its type and size; None if it is not contiguous."""
+        """Return where the part begins, and a tensor of its type and size; None if it is not found."""
         try:
             layout = layout_of(stored)
-            if layout is None:
-                return None
-            part = self._part_of(layout.empty)
+            part = None if layout is None else self._part_of(layout.empty)
         except Exception as error:  # These bytes are not verified yet, and may be anything.
-            logger.debug("a stored tensor is loaded as a whole: %s", error)
+            logger.debug("a stored tensor cannot be read in pieces: %s", error)
             return None
-        begin = layout.begin + int(part.storage_offset()) * part.element_size()
-        return (begin, part) if part.is_contiguous() and begin % part.element_size() == 0 else None
+        if layout is None or part is None:
+            return None
+        return layout.begin + int(part.storage_offset()) * part.element_size(), part
 
     def _put(self, piece: Piece, data: memoryview) -> None:
         if self._segment is not None:
             self._digest.update(data)
-        if self.target is None:
-            self.whole[piece.offset : piece.offset + piece.length] = data
-            return
+        if self.joined is not None:
+            self.joined[piece.offset : piece.offset + piece.length] = data
         begin = max(piece.offset, self._elements.start)
         end = min(piece.offset + piece.length, self._elements.stop)
-        if begin < end:
+        if self.is_filled and begin < end:
+            assert self.target is not None
             some = torch.frombuffer(data[begin - piece.offset : end - piece.offset], dtype=torch.uint8)
             elements = some.view(self._dtype)
             first = (begin - self._elements.start) // elements.element_size()
             self.target.view(-1)[first : first + elements.numel()].copy_(elements)
+
+
+def _fits(part: torch.Tensor, target: torch.Tensor) -> bool:
+    """Return whether the elements of both follow one another, and can be copied."""
+    return (
+        is_plain(target)
+        and part.is_contiguous()
+        and target.is_contiguous()
+        and part.size() == target.size()
+        and torch.can_cast(part.dtype, target.dtype)
+    )

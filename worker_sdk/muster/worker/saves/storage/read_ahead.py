@@ -11,6 +11,8 @@ W = TypeVar("W")
 
 AHEAD = 32 * 2**20
 """Bytes that are read before they are asked for, at most; at least one item."""
+FREE = 8
+"""Buffers that are kept to be used again, at most."""
 READERS = 2
 """Threads that read: one reads an item while the other computes the digest of the item before."""
 
@@ -26,6 +28,7 @@ class ReadAhead(Generic[W]):
     """Reads items in the order in which they are wanted.
 
     Buffers are used again: the kernel takes longer to map a new page than this process takes to fill it.
+    All buffers together take no more than ``AHEAD`` and the largest of them.
 
     Args:
         wanted: the items.
@@ -41,7 +44,7 @@ class ReadAhead(Generic[W]):
         self._read = read
         self._under_way: deque[_UnderWay[W]] = deque()
         self._size = 0
-        """Bytes of the items that are under way."""
+        """Bytes of the buffers of the items that are under way."""
         self._free: list[bytearray] = []
 
     @contextmanager
@@ -64,7 +67,7 @@ class ReadAhead(Generic[W]):
         while self._under_way:
             one = self._under_way.popleft()
             data = one.data.result()
-            self._size -= len(data)
+            self._size -= len(one.buffer)
             self._submit(pool)
             yield one.item, data
             self._free.append(one.buffer)
@@ -74,15 +77,18 @@ class ReadAhead(Generic[W]):
         while self._wanted and (not self._under_way or self._size + self._length(self._wanted[0]) <= AHEAD):
             item = self._wanted.popleft()
             length = self._length(item)
-            self._size += length
             buffer = self._buffer(length)
+            self._size += len(buffer)
             self._under_way.append(_UnderWay(item, buffer, pool.submit(self._fill, item, buffer, length)))
 
     def _buffer(self, length: int) -> bytearray:
         for number, buffer in enumerate(self._free):
-            if len(buffer) >= length:
+            if length <= len(buffer) <= 2 * length:
                 return self._free.pop(number)
-        self._free.clear()  # They are too small, and would only take memory.
+        while self._free and (
+            len(self._free) >= FREE or self._size + sum(map(len, self._free)) + length > AHEAD
+        ):
+            del self._free[0]
         return bytearray(length)
 
     def _fill(self, item: W, buffer: bytearray, length: int) -> memoryview:

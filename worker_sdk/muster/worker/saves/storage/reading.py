@@ -1,4 +1,4 @@
-"""Torch's reader of a committed checkpoint. It verifies every item before it is loaded into the state."""
+"""Torch's reader of a committed checkpoint. It verifies every item that it loads into the state."""
 
 import io
 import os
@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
@@ -29,6 +30,7 @@ from muster.checkpoint.verification import (
     read_file,
     read_item,
     read_manifest,
+    read_piece,
 )
 from muster.worker.saves.storage.large_tensor import LARGE, LargeTensor, Piece, pieces_of
 from muster.worker.saves.storage.rank_write import METADATA
@@ -92,9 +94,10 @@ def load_into(state_dict: dict[str, Any], planner: LoadPlanner | None, reader: "
 
 
 class ItemReader(FileSystemReader):
-    """Reads a checkpoint as torch's ``FileSystemReader`` does, from verified items.
+    """Reads a checkpoint as torch's ``FileSystemReader`` does, and verifies each item.
 
-    Threads read and verify the next items while the current one is loaded.
+    Threads read the next items while the current one is loaded. An item is verified before it is loaded. Only a
+    large tensor is copied to the state piece by piece, and verified after the last one.
 
     Args:
         path: the checkpoint.
@@ -130,8 +133,8 @@ class ItemReader(FileSystemReader):
         """
         reads = (read for wanted in self._wanted(plan) for read in self._reads_of(wanted))
         large: LargeTensor | None = None
-        with ReadAhead(reads, lambda one: one.length, self._read_ahead).start() as done:
-            for read, data in done:
+        with ReadAhead(reads, lambda one: one.length, self._read_ahead).start() as items:
+            for read, data in items:
                 wanted = read.wanted
                 if read.piece is None:
                     self._load(wanted, data, planner)
@@ -141,9 +144,9 @@ class ItemReader(FileSystemReader):
                 if large.add(read.piece, data):
                     self._finish(wanted, large, planner)
                     large = None
-        loaded: Future[None] = Future()
-        loaded.set_result(None)
-        return loaded
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def _wanted(self, plan: LoadPlan) -> list["_Wanted"]:
         """Return the items of a plan, file by file."""
@@ -155,7 +158,21 @@ class ItemReader(FileSystemReader):
             files.setdefault(item.file, []).append(_Wanted(request, item, tuple(transforms)))
         return [wanted for one in files.values() for wanted in one]
 
-    def _load(self, wanted: "_Wanted", data: memoryview, planner: LoadPlanner) -> None:
+    def _load(
+        self,
+        wanted: "_Wanted",
+        data: memoryview,
+        planner: LoadPlanner,
+        target: torch.Tensor | None = None,
+    ) -> None:
+        """Load an item.
+
+        Args:
+            wanted: the item.
+            data: its bytes.
+            planner: torch's.
+            target: the tensor of the state, if the planner was asked for it before.
+        """
         request = wanted.request
         if wanted.transforms:
             stored = self.transforms.transform_load_stream(request, wanted.transforms, io.BytesIO(data))
@@ -164,7 +181,8 @@ class ItemReader(FileSystemReader):
             planner.load_bytes(request, io.BytesIO(data))
             return
         tensor = narrow_tensor_by_index(stored_tensor(data), request.storage_offsets, request.lengths)
-        target = planner.resolve_tensor(request).detach()
+        if target is None:
+            target = planner.resolve_tensor(request).detach()
         if target.size() != tensor.size():
             raise ValueError(
                 f"{request.storage_index}: the state has {target.size()}, the checkpoint {tensor.size()}"
@@ -176,7 +194,8 @@ class ItemReader(FileSystemReader):
 
     def _reads_of(self, wanted: "_Wanted") -> Iterable["_Read"]:
         item = wanted.item
-        if item.length <= LARGE or wanted.transforms or wanted.request.type is LoadItemType.BYTE_IO:
+        request = wanted.request
+        if item.length <= LARGE or wanted.transforms or request.type is LoadItemType.BYTE_IO:
             return [_Read(wanted)]
         with suppress(DamageError, ValueError):  # The read of the whole item raises it.
             if len(self._segments(item) or (None,)) == 1:
@@ -194,14 +213,39 @@ class ItemReader(FileSystemReader):
         )
 
     def _finish(self, wanted: "_Wanted", large: LargeTensor, planner: LoadPlanner) -> None:
-        if not large.is_whole:  # The bytes are read again before this counts as damage.
-            again = memoryview(bytearray(wanted.item.length))
-            self._read(wanted.item, again)
-            self._load(wanted, again, planner)
-        elif large.target is None:
-            self._load(wanted, large.whole, planner)
-        else:
+        item = wanted.item
+        if not large.matches_digest:
+            with suppress(DamageError, OSError), self._of.source.open(item.file):
+                raise _damage(item)  # The source is to hear of it.
+            retrying(f"{self._of.source.place}/{item.file}", lambda: self._read_again(item, large))
+        if large.is_filled:
+            assert large.target is not None
             planner.commit_tensor(wanted.request, large.target)
+            return
+        data = large.joined
+        if data is None:
+            data = memoryview(bytearray(item.length))
+            self._read(item, data)
+        self._load(wanted, data, planner, large.target)
+
+    def _read_again(self, item: "_Item", large: LargeTensor) -> None:
+        """Read a large tensor once more: the first read may have been at fault.
+
+        Raises:
+            DamageError: this read finds damage, too.
+            OSError: it cannot be read.
+        """
+        buffer = memoryview(bytearray(max(piece.length for piece in pieces_of(item.length))))
+
+        def read() -> None:
+            with self._of.source.open(item.file) as file:
+                for piece in pieces_of(item.length):
+                    read_piece(file, item.file, item.offset + piece.offset, buffer[: piece.length])
+                    large.add(piece, buffer[: piece.length])
+                if not large.matches_digest:
+                    raise _damage(item)
+
+        present(item.file, read)
 
     # ------------------------------------------------------------------ reads
 
@@ -210,15 +254,16 @@ class ItemReader(FileSystemReader):
         if piece is None:
             self._read(item, buffer)
             return
-        source, offset, verified = self._of.source, item.offset + piece.offset, self._of.manifest is not None
+        source, offset = self._of.source, item.offset + piece.offset
 
-        def read_piece() -> None:
+        def fill() -> None:
             with source.open(item.file) as file:
-                # If bytes are missing, the digest of all pieces is wrong.
-                if file.read_into(offset, buffer) < piece.length and not verified:
+                if self._of.manifest is not None:
+                    read_piece(file, item.file, offset, buffer)
+                elif file.read_into(offset, buffer) < piece.length:
                     raise EOFError(f"{item.file} ends before offset {offset + piece.length}")
 
-        confirmed(f"{source.place}/{item.file}", lambda: present(item.file, read_piece))
+        confirmed(f"{source.place}/{item.file}", lambda: present(item.file, fill))
 
     def _read(self, item: "_Item", buffer: memoryview) -> None:
         source = self._of.source
@@ -266,6 +311,10 @@ class _Item:
     file: str
     offset: int
     length: int
+
+
+def _damage(item: _Item) -> DamageError:
+    return DamageError(Damage.found(item.file, f"{item.length} bytes are not what was written", item.offset))
 
 
 @dataclass(frozen=True, slots=True)

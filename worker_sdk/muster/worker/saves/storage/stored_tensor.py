@@ -41,11 +41,11 @@ def stored_tensor(data: memoryview) -> torch.Tensor:
     """
     layout = layout_of(BytesReader(len(data), {0: data})) if len(data) >= IN_PLACE else None
     if layout is None:
-        return _load(BytesReader(len(data), {0: data}))
+        return _load(io.BytesIO(data))
     record = data[layout.begin : layout.begin + layout.length]
     storage = torch.frombuffer(record, dtype=torch.uint8).untyped_storage()
     empty = layout.empty
-    tensor = torch.empty(0, dtype=empty.dtype)
+    tensor = torch.empty(0, dtype=empty.dtype, device="cpu")  # The default device may be another one.
     return tensor.set_(storage, empty.storage_offset(), empty.size(), empty.stride())
 
 
@@ -79,7 +79,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _load(file: io.RawIOBase) -> torch.Tensor:
+def _load(file: io.RawIOBase | io.BytesIO) -> torch.Tensor:
     return cast(torch.Tensor, torch.load(cast(IO[bytes], file), map_location="cpu", weights_only=True))
 
 

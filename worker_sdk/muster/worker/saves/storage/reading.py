@@ -96,8 +96,8 @@ def load_into(state_dict: dict[str, Any], planner: LoadPlanner | None, reader: "
 class ItemReader(FileSystemReader):
     """Reads a checkpoint as torch's ``FileSystemReader`` does, and verifies each item.
 
-    Threads read the next items while the current one is loaded. An item is verified before it is loaded. Only a
-    large tensor is copied to the state piece by piece, and verified after the last one.
+    Threads read the next items while the current one is loaded. An item is verified before it is loaded.
+    Only a large tensor is copied to the state piece by piece, and verified after the last one.
 
     Args:
         path: the checkpoint.

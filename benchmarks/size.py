@@ -436,7 +436,7 @@ p99 was 66 to 130 ms while all ranks arrived (three runs), and 57 to 67 ms with 
 
 - The machines differ. A run on another one took 8.70 s of CPU for the start of 16,384 ranks, 2.87 s for the
   restart, and 507 ms for the p99. So compare the rows of one run with each other.
-- CPU for a rank grew 1.12 to 1.33 times in several runs, and 1.03 to 1.13 times with relays of racks (three).
+- CPU for a rank grew 1.17 to 1.33 times in several runs, and 1.03 to 1.13 times with relays of racks (three).
 - Half of the CPU of a start is for its streams: to open one and let its 8 ranks enter takes 0.6 to 0.7 ms of
   the coordinator. More than half of that is gRPC's own work. On 2026-11-25, a `grpc.aio` server that only
   answered the same messages with fixed bytes took 1.7 s of CPU while the ranks entered, and 2.8 s for the

@@ -128,7 +128,7 @@ def test_damage_in_a_large_tensor_makes_the_load_step_down(folder: Path, damage:
 
 @pytest.fixture
 def reader(folder: Path) -> VerifyingReader:
-    """A reader of step 2, whose files were there when it was opened."""
+    """A reader of step 2. All of its files were there when it was opened."""
     made = FolderStorage(folder, "job").read(folder / "step-0000000002")
     return VerifyingReader(open_checkpoint(made, FolderSource(Path(made.path)), verify=True, sizes=False))
 

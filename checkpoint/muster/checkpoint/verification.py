@@ -126,7 +126,18 @@ def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) ->
     if len(data) != segment.length:
         raise DamageError(Damage.found(name, _ends(segment.length, len(data)), offset))
     if digest_of(data) != segment.digest:
-        raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
+        raise other_bytes(name, offset, segment.length)
+
+
+def other_bytes(name: str, offset: int, length: int) -> DamageError:
+    """Return the error for bytes whose digest is not the one that was written.
+
+    Args:
+        name: the file's path in the checkpoint.
+        offset: of the first byte.
+        length: how many there are.
+    """
+    return DamageError(Damage.found(name, f"{length} bytes are not what was written", offset))
 
 
 def check_present(source: Source, manifest: Manifest) -> None:
@@ -253,7 +264,7 @@ class _Scan:
             done += count
             self._on_read(count)
         if found.digest() != segment.digest:
-            raise DamageError(Damage.found(name, f"{segment.length} bytes are not what was written", offset))
+            raise other_bytes(name, offset, segment.length)
 
 
 def present(name: str, read: Callable[[], T]) -> T:

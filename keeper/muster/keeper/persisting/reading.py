@@ -8,6 +8,7 @@ import xxhash
 
 from muster.checkpoint.damage import Damage, DamageError
 from muster.checkpoint.manifest import FileEntry
+from muster.checkpoint.verification import other_bytes
 
 PIECE = 8 * 2**20
 """Bytes that are copied at once."""
@@ -44,8 +45,7 @@ def verified_pieces(
                 digest.update(buffer[:count])
                 done += count
                 if done == segment.length and digest.digest() != segment.digest:
-                    what = f"{segment.length} bytes are not what was written"
-                    raise DamageError(Damage.found(name, what, offset))
+                    raise other_bytes(name, offset, segment.length)
                 wait_for(count)
                 yield buffer[:count]
             offset += segment.length

@@ -26,6 +26,7 @@ from muster.checkpoint.source import Source, read_whole
 from muster.checkpoint.verification import (
     check_present,
     confirmed,
+    other_bytes,
     present,
     read_file,
     read_item,
@@ -216,7 +217,7 @@ class ItemReader(FileSystemReader):
         item = wanted.item
         if not large.matches_digest:
             with suppress(DamageError, OSError), self._of.source.open(item.file):
-                raise _damage(item)  # The source is to hear of it.
+                raise other_bytes(item.file, item.offset, item.length)  # The source is to hear of it.
             retrying(f"{self._of.source.place}/{item.file}", lambda: self._read_again(item, large))
         if large.is_filled:
             assert large.target is not None
@@ -243,7 +244,7 @@ class ItemReader(FileSystemReader):
                     read_piece(file, item.file, item.offset + piece.offset, buffer[: piece.length])
                     large.add(piece, buffer[: piece.length])
                 if not large.matches_digest:
-                    raise _damage(item)
+                    raise other_bytes(item.file, item.offset, item.length)
 
         present(item.file, read)
 
@@ -311,10 +312,6 @@ class _Item:
     file: str
     offset: int
     length: int
-
-
-def _damage(item: _Item) -> DamageError:
-    return DamageError(Damage.found(item.file, f"{item.length} bytes are not what was written", item.offset))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,9 @@ def jobs(kind: str, fault: signal.Signals) -> Iterator[tuple[Nodes, Coordinator 
             coordinator = stack.enter_context(made)
             endpoint = coordinator.endpoint
         program = [str(RANK), str(folder), kind]
-        nodes = Nodes(folder, kind, endpoint, NODES, 1, lambda _: program, patience=PATIENCE)
-        stack.callback(nodes.end)
+        nodes = stack.enter_context(
+            Nodes(folder, kind, endpoint, NODES, 1, lambda _: program, patience=PATIENCE)
+        )
         yield nodes, coordinator
 
 

@@ -91,8 +91,7 @@ def measure(replicas: int, work: str, size: int, repeats: int) -> Cost:
         def program(disk: Path) -> list[str]:
             return [str(RANK), str(folder), str(replicas), str(size // NODES), work, str(disk)]
 
-        nodes = Nodes(folder, "muster", coordinator.endpoint, NODES, 1, program)
-        stack.callback(nodes.end)
+        nodes = stack.enter_context(Nodes(folder, "muster", coordinator.endpoint, NODES, 1, program))
         for _ in range(NODES):
             nodes.start()
 

@@ -138,8 +138,7 @@ def recover(kind: str, size: int) -> Recovery:
             return [str(RANK), str(folder), kind, str(size // WORLD_SIZE), str(disk)]
 
         backend = "c10d" if kind == "c10d" else "muster"
-        nodes = Nodes(folder, backend, endpoint, NODES, PER_NODE, program)
-        stack.callback(nodes.end)
+        nodes = stack.enter_context(Nodes(folder, backend, endpoint, NODES, PER_NODE, program))
         nodes.start()
         time.sleep(1.0)  # Its store, if there is one, is on the first node.
         for _ in range(NODES - 1):

@@ -11,13 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import psutil
 
 
 @dataclass
 class Nodes:
-    """The agents of one job."""
+    """The agents of one job.
+
+    They end with the block, also if the benchmark gets SIGTERM (as by ``timeout``).
+    """
 
     folder: Path
     backend: str
@@ -32,6 +36,14 @@ class Nodes:
     patience: float = 300.0
     """Seconds until the job counts as hung."""
     agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def disk(self, number: int) -> Path:
         """Return the folder of a node's disk."""

@@ -428,7 +428,7 @@ the other one, where those of the other runs come first.
 
 {others}
 All messages of a step come at once. So a decision of another run waits for the messages that came before it,
-and for the commit that these are in. Of one run, 512 ranks join at once (`rpc/join_turns.py`), and 128
+and for the commit that these are in. Of one run, 128 ranks join at once (`rpc/join_turns.py`), and 128
 sessions begin to write in one pass of the event loop (`rpc/write_pace.py`). Without the latter, the others'
 p99 was 66 to 130 ms while all ranks arrived (three runs), and 57 to 67 ms with it (five runs).
 
@@ -436,7 +436,7 @@ p99 was 66 to 130 ms while all ranks arrived (three runs), and 57 to 67 ms with 
 
 - The machines differ. A run on another one took 8.70 s of CPU for the start of 16,384 ranks, 2.87 s for the
   restart, and 507 ms for the p99. So compare the rows of one run with each other.
-- CPU for a rank grew 1.17 to 1.33 times in several runs, and 1.03 to 1.13 times with relays of racks (three).
+- CPU for a rank grew 1.05 to 1.33 times in several runs, and 1.03 to 1.13 times with relays of racks (three).
 - Half of the CPU of a start is for its streams: to open one and let its 8 ranks enter takes 0.6 to 0.7 ms of
   the coordinator. More than half of that is gRPC's own work. On 2026-11-25, a `grpc.aio` server that only
   answered the same messages with fixed bytes took 1.7 s of CPU while the ranks entered, and 2.8 s for the
@@ -445,7 +445,7 @@ p99 was 66 to 130 ms while all ranks arrived (three runs), and 57 to 67 ms with 
 - Every join of a subset group carries the list of its participants. The coordinator decodes and keeps the
   list once, but it still receives and compares each copy. At 65,536 ranks these are 8,192 messages of 90 KB,
   or 740 MB that come at once. So the second group's join takes longer for a rank there, and more memory.
-- Without relays of racks, the other runs' p99 misses its target: 56 to 167 ms in ten runs (median: 77), as
+- Without relays of racks, the other runs' p99 misses its target: 47 to 80 ms in 11 runs (median: 60), as
   gRPC hands over the messages of all streams in the order in which they came. A decision waits for up to
   2,048 messages. With relays of racks it was 18 to 69 ms in six runs (median: 35).
 """

@@ -68,7 +68,10 @@ def tune_garbage_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    gc.callbacks.append(freeze_survivors)
+    # An incremental collector, as of CPython 3.14.0, keeps no third threshold. It scans older objects in
+    # parts, and makes no full collections, which would free cycles of frozen objects.
+    if gc.get_threshold() == GARBAGE_THRESHOLDS:
+        gc.callbacks.append(freeze_survivors)
 
 
 def freeze_survivors(phase: str, info: dict[str, int]) -> None:

@@ -15,14 +15,13 @@ class Linked:
     link: "Linked"
 
 
-@pytest.fixture
-def tuned() -> Iterator[None]:
-    """A tuned garbage collector, which runs only when a test says so."""
-    thresholds = gc.get_threshold()
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """The collector runs only when a test says so, and is as before after it."""
+    thresholds, callbacks = gc.get_threshold(), gc.callbacks.copy()
     gc.disable()
-    tune_garbage_collector()
     yield
-    gc.callbacks.remove(freeze_survivors)
+    gc.callbacks[:] = callbacks
     gc.unfreeze()
     gc.set_threshold(*thresholds)
     gc.enable()
@@ -33,8 +32,8 @@ def is_scanned(one: object) -> bool:
     return id(one) in {id(other) for other in gc.get_objects()}
 
 
-@pytest.mark.usefixtures("tuned")
 def test_collection_scans_each_object_once():
+    tune_garbage_collector()
     one = Linked()
     assert is_scanned(one)
     gc.collect(0)
@@ -42,8 +41,8 @@ def test_collection_scans_each_object_once():
     assert is_scanned(Linked())
 
 
-@pytest.mark.usefixtures("tuned")
 def test_full_collection_frees_old_cycles():
+    tune_garbage_collector()
     one = Linked()
     gc.collect(0)
     one.link = one
@@ -55,6 +54,12 @@ def test_full_collection_frees_old_cycles():
     assert freed() is None
 
 
-@pytest.mark.usefixtures("tuned")
 def test_modules_are_not_scanned():
+    tune_garbage_collector()
     assert not is_scanned(pytest)
+
+
+def test_incremental_collector_goes_on_to_scan_older_objects(monkeypatch):
+    monkeypatch.setattr(gc, "get_threshold", lambda: (50_000, 10, 0))
+    tune_garbage_collector()
+    assert freeze_survivors not in gc.callbacks

@@ -2,11 +2,12 @@
 
 import gc
 from collections.abc import Iterator
+from unittest.mock import Mock, call
 from weakref import ref
 
 import pytest
 
-from muster.service.app.serving import freeze_survivors, tune_garbage_collector
+from muster.service.app.serving import collect_fully, tune_garbage_collector
 
 
 class Linked:
@@ -32,8 +33,8 @@ def is_scanned(one: object) -> bool:
     return id(one) in {id(other) for other in gc.get_objects()}
 
 
-def test_collection_scans_each_object_once():
-    tune_garbage_collector()
+def test_collections_scan_each_object_once():
+    tune_garbage_collector(Mock())
     one = Linked()
     assert is_scanned(one)
     gc.collect(0)
@@ -41,8 +42,14 @@ def test_collection_scans_each_object_once():
     assert is_scanned(Linked())
 
 
-def test_full_collection_frees_old_cycles():
-    tune_garbage_collector()
+def test_modules_are_not_scanned():
+    tune_garbage_collector(Mock())
+    assert not is_scanned(pytest)
+
+
+def test_full_collection_each_hour_frees_old_cycles():
+    loop = Mock()
+    tune_garbage_collector(loop)
     one = Linked()
     gc.collect(0)
     one.link = one
@@ -50,16 +57,8 @@ def test_full_collection_frees_old_cycles():
     del one
     gc.collect(1)
     assert freed() is not None
-    gc.collect()
+    loop.call_later.assert_called_once_with(3600.0, collect_fully, loop)
+    collect_fully(loop)
     assert freed() is None
-
-
-def test_modules_are_not_scanned():
-    tune_garbage_collector()
+    assert loop.call_later.mock_calls == 2 * [call(3600.0, collect_fully, loop)]
     assert not is_scanned(pytest)
-
-
-def test_incremental_collector_goes_on_to_scan_older_objects(monkeypatch):
-    monkeypatch.setattr(gc, "get_threshold", lambda: (50_000, 10, 0))
-    tune_garbage_collector()
-    assert freeze_survivors not in gc.callbacks

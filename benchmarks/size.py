@@ -428,7 +428,7 @@ the other one, where those of the other runs come first.
 
 {others}
 All messages of a step come at once. So a decision of another run waits for the messages that came before it,
-and for the commit that these are in. Of one run, 128 ranks join at once (`rpc/join_turns.py`), and 128
+and for the commit that these are in. 128 ranks of one run join at once (`rpc/join_turns.py`), and 128
 sessions begin to write in one pass of the event loop (`rpc/write_pace.py`). Without the latter, the others'
 p99 was 66 to 130 ms while all ranks arrived (three runs), and 57 to 67 ms with it (five runs).
 
@@ -445,7 +445,7 @@ p99 was 66 to 130 ms while all ranks arrived (three runs), and 57 to 67 ms with 
 - Every join of a subset group carries the list of its participants. The coordinator decodes and keeps the
   list once, but it still receives and compares each copy. At 65,536 ranks these are 8,192 messages of 90 KB,
   or 740 MB that come at once. So the second group's join takes longer for a rank there, and more memory.
-- Without relays of racks, the other runs' p99 misses its target: 47 to 80 ms in 11 runs (median: 60), as
+- Without relays of racks, the other runs' p99 misses its target: 47 to 80 ms in 11 runs (median: 60).
   gRPC hands over the messages of all streams in the order in which they came. A decision waits for up to
   2,048 messages. With relays of racks it was 18 to 69 ms in six runs (median: 35).
 """

@@ -16,6 +16,11 @@ from typing import Self
 import psutil
 
 
+def _exit(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ``timeout`` sends it twice.
+    sys.exit(128 + signal.SIGTERM)
+
+
 @dataclass
 class Nodes:
     """The agents of one job.
@@ -38,7 +43,7 @@ class Nodes:
     agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        signal.signal(signal.SIGTERM, _exit)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -74,8 +74,10 @@ def tune_garbage_collector(loop: asyncio.AbstractEventLoop) -> None:
     """
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
-    gc.callbacks.append(freeze_survivors)
-    loop.call_later(FULL_COLLECTION_SECONDS, collect_fully, loop)
+    # An incremental collector, as of CPython 3.14.0, has no third threshold. It scans older objects in parts.
+    if gc.get_threshold()[2]:
+        gc.callbacks.append(freeze_survivors)
+        loop.call_later(FULL_COLLECTION_SECONDS, collect_fully, loop)
 
 
 def freeze_survivors(phase: str, _: dict[str, int]) -> None:
@@ -89,7 +91,7 @@ def freeze_survivors(phase: str, _: dict[str, int]) -> None:
 
 
 def collect_fully(loop: asyncio.AbstractEventLoop) -> None:
-    """Collect cycles of frozen objects, too, now and an hour later.
+    """Collect cycles of frozen objects, too, now and every hour.
 
     Args:
         loop: runs the next collection.

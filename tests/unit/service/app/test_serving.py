@@ -7,7 +7,7 @@ from weakref import ref
 
 import pytest
 
-from muster.service.app.serving import collect_fully, tune_garbage_collector
+from muster.service.app.serving import GARBAGE_THRESHOLD, collect_fully, tune_garbage_collector
 
 
 class Linked:
@@ -35,6 +35,7 @@ def is_scanned(one: object) -> bool:
 
 def test_collections_scan_each_object_once():
     tune_garbage_collector(Mock())
+    assert gc.get_threshold()[0] == GARBAGE_THRESHOLD
     one = Linked()
     assert is_scanned(one)
     gc.collect(0)
@@ -62,3 +63,13 @@ def test_full_collection_each_hour_frees_old_cycles():
     assert freed() is None
     assert loop.call_later.mock_calls == 2 * [call(3600.0, collect_fully, loop)]
     assert not is_scanned(pytest)
+
+
+def test_incremental_collector_scans_older_objects(monkeypatch):
+    monkeypatch.setattr(gc, "get_threshold", lambda: (GARBAGE_THRESHOLD, 10, 0))
+    loop = Mock()
+    tune_garbage_collector(loop)
+    one = Linked()
+    gc.collect(0)
+    assert is_scanned(one)
+    assert not loop.call_later.called

@@ -130,7 +130,7 @@ def check(name: str, offset: int, segment: Segment, data: bytes | memoryview) ->
 
 
 def other_bytes(name: str, offset: int, length: int) -> DamageError:
-    """Return the error for bytes whose digest is not the one that was written.
+    """Return the error for bytes that differ from those that were written, by their digest.
 
     Args:
         name: the file's path in the checkpoint.

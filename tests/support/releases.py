@@ -6,9 +6,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 from lab.patience import PATIENCE
+from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator
 
 (WHEEL,) = (Path(__file__).parents[1] / "releases").glob("*.whl")
@@ -59,11 +61,12 @@ class Installed:
 
     def user(self, endpoint: str) -> subprocess.Popen[str]:
         """A node with one rank on its SDK; see ``release_user.py``."""
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        if self.site is None:
+            return fork_client.popen([sys.executable, "-m", "tests.support.release_user", endpoint], **pipes)
         # -P: what stands beside the program is not to be imported.
         command = [sys.executable, "-P", str(USER), endpoint]
-        return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return subprocess.Popen(command, env=self.environment, **pipes)
 
 
 def unpack(folder: Path) -> Installed:

@@ -94,7 +94,7 @@ def test_an_upload_of_a_killed_child_is_aborted(server: BucketServer, job: str, 
 
 
 def test_bucket_checkpoints_are_whole_after_any_kill_or_request_error(tmp_path: Path, thorough: bool):
-    saves, ranks = (500, 2) if thorough else (30, 1)
+    saves, ranks = (500, 2) if thorough else (20, 1)
     chaos = SaveChaos(
         seed=6,
         saves=saves,

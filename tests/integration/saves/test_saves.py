@@ -326,7 +326,7 @@ def test_forks_beside_an_active_session(coordinator: Coordinator, tmp_path: Path
     With gRPC's asyncio client in the parent one child in three died, so few are enough to see it. With its
     fork handlers on, which muster.worker cannot turn off once grpc is imported, it was one in a thousand.
     """
-    forks = 1_000 if thorough else 50
+    forks = 1_000 if thorough else 20
     environ = {name: value for name, value in os.environ.items() if name != HANDLERS}
     handlers_off = environ | {HANDLERS: "0"}
     processes = {}

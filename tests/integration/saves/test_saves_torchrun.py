@@ -14,8 +14,11 @@ from tests.support.saves.save_history import UNCONFIRMED, Event, verdict
 
 
 def test_checkpoints_are_whole_and_training_resumes_after_any_kill(tmp_path: Path, thorough: bool):
-    saves = 110 if thorough else 80
-    chaos = SaveChaos(seed=4, saves=saves, rank_every=(25, 35), coordinator_every=60).run(tmp_path)
+    saves = 110 if thorough else 40
+    every = 60 if thorough else 30
+    chaos = SaveChaos(seed=4, saves=saves, rank_every=(every // 3, every // 2), coordinator_every=every).run(
+        tmp_path
+    )
     print(chaos.account())
     assert chaos.wrong == []
     assert len(chaos.saves_with("scheduled")) >= saves
@@ -28,7 +31,7 @@ def test_checkpoints_are_whole_and_training_resumes_after_any_kill(tmp_path: Pat
 
 def test_a_caller_that_ignores_exit_codes_is_caught(tmp_path: Path):
     """The same checkpointer with a caller that does not is judged well in test_saves.py."""
-    chaos = SaveChaos(seed=5, saves=60, kind="blind", ranks=1, child_odds=0.9, rank_every=()).run(tmp_path)
+    chaos = SaveChaos(seed=5, saves=30, kind="blind", ranks=1, child_odds=0.9, rank_every=()).run(tmp_path)
     print(chaos.account())
     assert chaos.injected["child killed"] >= 3
     assert chaos.saves_with("failed") == set()

@@ -11,6 +11,7 @@ import pytest
 
 from lab.otlp_receiver import LONGEST_CALL, attributes, receiver
 from lab.patience import PATIENCE
+from lab.processes import fork_client
 from lab.processes.coordinator import Coordinator, free_port
 from muster.client.trace_ids import barrier_trace
 from muster.client.tracing import ENDPOINT
@@ -24,7 +25,7 @@ PHASES = ("save", "stage", "plan", "fork", "write", "vote", "commit", "finalize"
 def train(folder: Path, coordinator: Coordinator, environment: Mapping[str, str]) -> None:
     """Run a job that saves twice, and see that it does and ends."""
     ranks = [
-        subprocess.Popen(
+        fork_client.popen(
             [
                 *(sys.executable, "-m", "tests.support.saves.traced_job"),
                 *(str(folder / "checkpoints"), str(rank), str(WORLD), str(folder / "meeting")),

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lab.patience import PATIENCE
+from lab.processes import fork_client
 from muster.worker.transport.fork_guard import HANDLERS
 
 
@@ -24,6 +26,13 @@ def run(script: str, cwd: Path | None = None, **environ: str) -> str:
         timeout=PATIENCE,
         check=False,
     )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def run_beside_torch(script: str) -> str:
+    """Return what an interpreter prints that has imported torch.distributed, and nothing of the SDK."""
+    done = fork_client.run([sys.executable, "-c", script], imports=("torch.distributed",), timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
@@ -48,8 +57,8 @@ def test_grpcs_fork_handlers_are_off_unless_it_is_too_late(before: str, environ:
 # ---------------------------------------------------------------------- the walls
 
 
-def loaded(statement: str, *names: str) -> list[str]:
-    """Which of these packages an import has brought along."""
+def loaded(statement: str, *names: str, run: Callable[[str], str] = run) -> list[str]:
+    """Return which of these packages an import has brought along."""
     script = f"""
 import sys
 {statement}
@@ -178,9 +187,8 @@ def test_torch_finds_the_rendezvous_backend_whichever_is_imported_first(first: s
 
 def test_torchs_checkpoints_bring_neither_the_sdk_nor_grpc():
     """Though they bring torch's elastic rendezvous, which looks for backends."""
-    report = loaded(
-        "import torch.distributed.checkpoint", "torch.distributed.elastic.rendezvous", "grpc", "muster"
-    )
+    names = ("torch.distributed.elastic.rendezvous", "grpc", "muster")
+    report = loaded("import torch.distributed.checkpoint", *names, run=run_beside_torch)
     assert report == ["torch.distributed.elastic.rendezvous"]
 
 
@@ -188,7 +196,6 @@ def test_torchs_checkpoints_bring_neither_the_sdk_nor_grpc():
 
 ADDED = """
 import sys
-import torch.distributed
 before = set(sys.modules)
 {statement}
 print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - before}}))
@@ -197,7 +204,7 @@ print("torch.distributed.checkpoint" in sys.modules)
 
 
 def test_import_beside_torch_adds_nothing_of_torch_and_no_grpc():
-    added, checkpoint = run(ADDED.format(statement="import muster.worker")).splitlines()
+    added, checkpoint = run_beside_torch(ADDED.format(statement="import muster.worker")).splitlines()
     assert "muster" in added.split()
     assert not {"torch", "sympy", "pynvml", "grpc", "asyncio"} & set(added.split())
     assert checkpoint == "False"
@@ -212,19 +219,7 @@ def test_import_beside_torch_adds_nothing_of_torch_and_no_grpc():
     ],
 )
 def test_store_and_rendezvous_do_not_load_torchs_checkpoints(statement: str):
-    assert run(ADDED.format(statement=statement)).splitlines()[-1] == "False"
-
-
-@pytest.mark.parametrize(
-    "statement", ["import torch\nimport muster.worker", "import muster.worker\nimport torch"]
-)
-def test_barrier_type_is_there_when_torchs_registry_is_imported(statement: str):
-    script = f"""
-{statement}
-import torch.distributed.checkpoint._experimental as torchs
-print("grpc" in torchs.barriers.BARRIER_REGISTRY)
-"""
-    assert run(script) == "True"
+    assert run_beside_torch(ADDED.format(statement=statement)).splitlines()[-1] == "False"
 
 
 # ---------------------------------------------------------------------- without torch
@@ -274,4 +269,4 @@ for name in ("GrpcBarrier", "Checkpointer", "CoordinatorStore", "SavePoint"):
 
 def test_a_module_of_the_package_is_there_without_an_import_of_its_own():
     script = "import muster.worker; print(muster.worker.saves.Checkpointer is muster.worker.Checkpointer)"
-    assert run(script) == "True"
+    assert run_beside_torch(script) == "True"

@@ -123,8 +123,9 @@ def test_every_alert_has_something_to_compare(watched: Watched, alert: dict[str,
 
 
 def always(expr: str) -> str:
-    """With comparisons that keep every series, and what may be absent in place of its absence."""
+    """Return the expression with comparisons that keep every series, and presence in place of absence."""
     expr = re.sub(r"^absent\((.*)\)$", r"\1", expr.strip())
+    expr = re.sub(r"\bunless\b", "and", expr)
     outside = re.split(r"(\{[^}]*\})", expr)
     return "".join(
         part if part.startswith("{") else re.sub(r"(==|!=|<=|>=|<|>)", r"\1 bool", part) for part in outside

@@ -340,6 +340,7 @@ def test_a_token_is_rotated_while_a_barrier_waits(tmp_path: Path, environ: pytes
         until(lambda: all_of_it("a-sdk").arrived == 1 and waiting._stream.connected)
         put(file, tokens(table))
         put(file, "not TOML", "tokens.kept")
+        assert 'muster_reload_failed{what="tokens"} 1.0' in coordinator.get("/metrics")[1]
         put(file, tokens(table))
         put(mine, ROTATED)
         sessions: list[Any] = [first._session, second._session, placed, waiting]

@@ -81,6 +81,13 @@ def test_prometheus_authenticates_with_certificate_and_token(releases: dict[str,
     assert endpoint["authorization"] == {"credentials": {"name": "muster-viewer-token", "key": "token"}}
 
 
+def test_prometheus_trusts_the_authorities_of_another_secret(helm: Helm):
+    values = values_of("secured")
+    values["client"]["caSecret"] = "both"
+    (endpoint,) = helm.release(values).one("ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": "both", "key": "ca.crt"}}
+
+
 def test_every_rules_file_is_in_one_prometheus_rule(helm: Helm, other_chart: Path):
     values = values_of("monitoring")
     values["prometheusRule"]["runbooks"] = "https://example.org/muster/"

@@ -171,6 +171,10 @@ def test_they_show_a_token_and_a_certificate_of_their_own(helm: Helm, releases: 
     names = {source["secret"]["name"] for source in client["projected"]["sources"]}
     assert names == {"muster-tls", "muster-relay-certificate", "muster-relay-token"}
     values = values_of(ON_PORT)
+    values["client"]["caSecret"] = "both"
+    (client,) = (one for one in pod_of(helm.release(values))["volumes"] if one["name"] == "client")
+    assert client["projected"]["sources"][0]["secret"]["name"] == "both"
+    values = values_of(ON_PORT)
     values["relay"]["upstream"] = ""
     assert environment_of(helm.release(values)) == {
         "MUSTER_ENDPOINT": "muster.ml.svc:7550",

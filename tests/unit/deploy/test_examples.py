@@ -190,13 +190,18 @@ def test_the_pod_that_restores_is_restricted_and_has_the_volume_of_the_chart(hel
     assert ours["volumeMounts"][0] == container["volumeMounts"][0]
 
 
-def test_the_pod_that_restores_mounts_a_snapshot_once_its_lines_are_no_comments(helm: Helm):
+def test_the_pod_that_restores_mounts_secrets_and_a_snapshot_once_its_lines_are_no_comments(helm: Helm):
     claim = read(SNAPSHOT)
     kubernetes_validate.validate(claim, "1.27", strict=True)
     text = (EXAMPLES / RESTORE).read_text()
     pod = yaml.load(re.sub(r"^( +)# (- name:| +\w+:)", r"\1\2", text, flags=re.MULTILINE), Strict)
     kubernetes_validate.validate(pod, "1.27", strict=True)
-    assert pod["spec"]["containers"][0]["volumeMounts"][-1] == {"name": "snapshot", "mountPath": "/snapshot"}
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    assert mounts[-2:] == [
+        {"name": "etcd", "mountPath": "/etcd"},
+        {"name": "snapshot", "mountPath": "/snapshot"},
+    ]
+    assert pod["spec"]["volumes"][-2] == {"name": "etcd", "secret": {"secretName": "muster-etcd"}}
     assert pod["spec"]["volumes"][-1] == {
         "name": "snapshot",
         "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]},

@@ -387,6 +387,11 @@ securityContext:
   readOnly: true
 {{- end }}
 
+{{- /* The Secret whose ca.crt the chart's own clients trust. */}}
+{{- define "muster.trustSecret" -}}
+{{- .Values.client.caSecret | default (include "muster.tlsSecret" .) }}
+{{- end }}
+
 {{- /* Optional, so that the coordinator starts before the Secrets of its clients are there. */}}
 {{- define "muster.client.volume" -}}
 {{- $values := .root.Values }}
@@ -396,7 +401,7 @@ securityContext:
     sources:
       {{- if $values.tls.enabled }}
       - secret:
-          name: {{ include "muster.tlsSecret" .root }}
+          name: {{ include "muster.trustSecret" .root }}
           items:
             - {key: ca.crt, path: ca.crt}
           optional: true

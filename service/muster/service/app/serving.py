@@ -49,6 +49,8 @@ async def serve(config: Config) -> None:
         context.metrics.expect(kind, method)
     if context.security.tls is not None:
         context.metrics.show_certificate_expiry(context.security.tls)
+    if context.security.files:
+        context.metrics.show_reloads(context.security.files)
     if spans is not None:
         context.metrics.link_traces()
     try:

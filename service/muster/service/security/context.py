@@ -28,7 +28,8 @@ class SecurityContext:
     """
 
     def __init__(self, security: Security) -> None:
-        self._files: list[Reloaded[Any]] = []
+        self.files: list[Reloaded[Any]] = []
+        """The values of files that are loaded again when the files change."""
         self._verifier = Verifier(time.time, time.monotonic)
         self.traffic = Traffic(security.traffic, time.monotonic)
         self.tls: Tls | None = None
@@ -37,12 +38,12 @@ class SecurityContext:
         """Takes the entries of the audit log; None: no audit log."""
         if security.tls is not None:
             self.tls = Tls(security.tls)
-            self._files.append(self.tls.certificates)
+            self.files.append(self.tls.certificates)
         if (path := security.tokens_file) is not None:
             in_force = Reloaded("tokens", [path], lambda: self._tokens(path))
             self.access = Access(lambda: in_force.value, self._verifier)
             in_force.changed = self.access.revoke
-            self._files.append(in_force)
+            self.files.append(in_force)
 
     def _tokens(self, path: Path) -> Tokens:
         """Load a tokens file, and let the verifier know its issuers."""
@@ -56,7 +57,7 @@ class SecurityContext:
     async def keep_fresh(self) -> None:
         """Follow the files and the issuers' keys, for ever."""
         try:
-            await asyncio.gather(keep_fresh(self._files), self._refresh_keys())
+            await asyncio.gather(keep_fresh(self.files), self._refresh_keys())
         finally:
             self._verifier.close()
 

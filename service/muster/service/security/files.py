@@ -51,6 +51,16 @@ class Reloaded(Generic[T]):
     def _fingerprint(self) -> tuple[tuple[int, ...] | None, ...]:
         return tuple(map(_fingerprint, self._paths))
 
+    @property
+    def what(self) -> str:
+        """The name of the value."""
+        return self._what
+
+    @property
+    def failed(self) -> bool:
+        """Whether the newest files could not be loaded, so that an older value is in force."""
+        return bool(self._complaint)
+
     def look(self) -> None:
         """Load the value again if the files have changed since the last check."""
         # Before reading the files, so that the next check sees a change during the read.

@@ -1,6 +1,7 @@
 """Prometheus metrics that events of the driver and the server update."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import (
@@ -29,6 +30,20 @@ CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 MAX_RUNS = 200
 MAX_PREFIXES = 16
 """Prefixes of each run, besides those of its saves. Each has about 50 series."""
+
+
+class Reloadable(Protocol):
+    """A value of files that is loaded again when they change."""
+
+    @property
+    def what(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether the newest files could not be loaded."""
+        ...
 
 
 class Certificate(Protocol):
@@ -243,6 +258,19 @@ class Metrics:
             registry=self.registry,
         ).set_function(lambda: certificate.expires_at)
 
+    # ------------------------------------------------------------------ files that are loaded again
+
+    def show_reloads(self, files: Sequence[Reloadable]) -> None:
+        """Show from now on for which files the newest version could not be loaded."""
+        gauge = Gauge(
+            "muster_reload_failed",
+            "1 while the newest files cannot be loaded, so that what was loaded before is in force, else 0.",
+            ["what"],
+            registry=self.registry,
+        )
+        for one in files:
+            gauge.labels(one.what).set_function(partial(_failed, one))
+
     # ------------------------------------------------------------------ the server's observer
 
     def expect(self, kind: str, method: str) -> None:
@@ -261,6 +289,10 @@ class Metrics:
         service, name = _split(method)
         self._rpc_handled.labels(kind, service, name, code).inc()
         self._rpc_seconds.labels(kind, service, name).observe(seconds)
+
+
+def _failed(one: Reloadable) -> float:
+    return float(one.failed)
 
 
 def _split(method: str) -> tuple[str, str]:

@@ -58,12 +58,12 @@ def test_failed_reload_is_logged_once_and_changes_nothing(numbers: Numbers, gone
     with capture_logs() as logged:
         one.look()
         one.look()
-    assert (one.value, numbers.heard) == (1, [])
+    assert (one.value, numbers.heard, one.failed) == (1, [], True)
     assert [(line["event"], line["log_level"]) for line in logged] == [("number.kept", "error")]
     assert logged[0]["reason"].endswith("What was loaded before stays in force.")
     put(numbers.path, "3")
     one.look()
-    assert one.value == 3
+    assert (one.value, one.failed) == (3, False)
 
 
 def test_failed_reload_is_repeated_until_it_succeeds(numbers: Numbers):

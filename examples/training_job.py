@@ -5,7 +5,7 @@ each rank writes the rank's part of a checkpoint, and training goes on meanwhile
 checkpoint is committed; if one does not, every rank is told which and why, and nothing is. A job that is
 started again goes on from the last checkpoint that was committed. Start it on every node with
 
-    torchrun --rdzv-backend=muster --rdzv-endpoint=HOST:7550 --rdzv-id=job1 --nnodes=4 \
+    torchrun --rdzv-backend=muster --rdzv-endpoint=HOST:7550 --rdzv-id=job1 --nnodes=4 --max-restarts=3 \
         examples/training_job.py FOLDER
 
 With ``--local /nvme/muster`` its checkpoints are kept on the nodes' own disks, with copies on other nodes.

@@ -253,6 +253,8 @@ class CheckpointDirectory:
             if name.startswith(".removed-"):
                 shutil.rmtree(left, ignore_errors=True)
             elif name.startswith(".step-") and (decided is None or self._is_over(left, decided)):
+                if decided is None:
+                    logger.warning("%s was not committed: its save was interrupted. It is removed", left)
                 self._remove(left)
         if keep_last is None:
             return

@@ -399,6 +399,10 @@ class CheckpointBucket:
         self._known = {attempt: verdict for attempt, verdict in self._known.items() if attempt in judged}
         for attempt in sorted(begun - judged):
             if self._is_over(attempt, decided):
+                if decided is None:
+                    logger.warning(
+                        "%s was not committed: its save was interrupted. It is removed", self.path(attempt)
+                    )
                 self._abandon(attempt)
         self._read_unknown(judged - self._known.keys(), begun)
         if keep_last is not None:

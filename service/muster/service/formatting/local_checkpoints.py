@@ -194,7 +194,7 @@ def _loss(
         ranks = report.ranges(view.missing_ranks)
         lost = f"no node has the parts of ranks {ranks}"
         return f"{lost}; shared storage has it" if is_persisted else lost
-    cost = "leaves shared storage" if is_persisted else "loses it"
+    cost = "leaves only shared storage" if is_persisted else "loses it"
     if view.only_copies:
         return f"losing {_any_of([names.get(one, one) for one in view.only_copies])} {cost}"
     survived = "any node may be lost" if fewest == 2 else f"any {fewest - 1} nodes may be lost"

@@ -74,7 +74,7 @@ def test_table_of_checkpoints_has_level_copies_and_loss():
         ({}, "any node may be lost"),
         ({"only_copies": ["keeper-0"]}, "losing node-0 loses it"),
         ({"only_copies": ["keeper-0", "keeper-1"]}, "losing node-0 or node-1 loses it"),
-        ({"only_copies": ["keeper-0"], "level": PERSISTED}, "losing node-0 leaves shared storage"),
+        ({"only_copies": ["keeper-0"], "level": PERSISTED}, "losing node-0 leaves only shared storage"),
         (
             {"only_copies": [f"k{number}" for number in range(9)]},
             "losing any of 9 (k0, k1, k2, …) loses it",

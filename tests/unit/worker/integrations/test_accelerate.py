@@ -15,9 +15,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ProjectConfiguration
 
-from muster.checkpoint.committed import UncommittedError
+from muster.checkpoint.committed import MARKER, UncommittedError
+from muster.checkpoint.manifest import MANIFEST
 from muster.worker.integrations import accelerate as module
-from muster.worker.integrations.accelerate import commit_together, latest
+from muster.worker.integrations.accelerate import adopt, commit_together, latest
 from muster.worker.integrations.commit.lookup import REPLACED
 from tests.support.crashes.stat_faults import StatFaults
 from tests.support.jobs.alone import take_part_alone
@@ -145,10 +146,24 @@ def test_uncommitted_checkpoint_is_not_loaded(tmp_path: Path):
     with pytest.raises(UncommittedError, match="no committed checkpoint"):
         made.load_state()
     (tmp_path / "checkpoints" / "checkpoint_3").mkdir(parents=True)
-    with pytest.raises(UncommittedError, match="checkpoint_3 were written by something else"):
+    with pytest.raises(UncommittedError, match="saved without Muster: checkpoint_3"):
         made.load_state()
     with pytest.raises(UncommittedError, match="checkpoint_3 is not a committed checkpoint"):
         made.load_state(str(tmp_path / "checkpoints" / "checkpoint_3"))
+
+
+def test_adopted_checkpoint_is_loaded(tmp_path: Path):
+    made, _ = prepared(tmp_path)
+    made.save_state()
+    old = tmp_path / "checkpoints" / "checkpoint_0"
+    (old / MARKER).unlink()
+    (old / MANIFEST).unlink()
+    assert latest(tmp_path) is None
+    adopt(old)
+    assert latest(tmp_path) == old
+    made.load_state()
+    with pytest.raises(FileNotFoundError, match="nowhere is no checkpoint of Accelerate"):
+        adopt(tmp_path / "nowhere")
 
 
 def test_numbered_save_does_not_replace_an_existing_checkpoint(tmp_path: Path):

@@ -19,7 +19,7 @@ from muster.worker.decision import Outcome
 from muster.worker.errors import BarrierAbortedError
 from muster.worker.integrations import transformers as module
 from muster.worker.integrations.commit.lookup import REPLACED
-from muster.worker.integrations.transformers import CommitCallback, latest
+from muster.worker.integrations.transformers import CommitCallback, adopt, latest
 from tests.support.jobs.alone import Alone, take_part_alone
 
 
@@ -152,10 +152,24 @@ def test_training_does_not_resume_from_an_uncommitted_checkpoint(tmp_path: Path)
     with pytest.raises(UncommittedError, match="no committed checkpoint"):
         job.callback.resume(job.args, True)
     (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(UncommittedError, match="checkpoint-3 were written by something else"):
+    with pytest.raises(UncommittedError, match="saved without Muster: checkpoint-3"):
         job.callback.resume(job.args, True)
     with pytest.raises(UncommittedError, match="checkpoint-3 is not a committed checkpoint"):
         job.callback.resume(job.args, str(tmp_path / "checkpoint-3"))
+
+
+def test_adopted_checkpoint_is_resumed_from(tmp_path: Path):
+    job = Job(tmp_path)
+    old = tmp_path / "checkpoint-3"
+    old.mkdir()
+    with pytest.raises(FileNotFoundError, match="checkpoint-3 is no checkpoint of Transformers"):
+        adopt(old)
+    (old / "trainer_state.json").write_text("{}")
+    adopt(old)
+    assert latest(tmp_path) == old
+    assert job.callback.resume(job.args, True) == str(old)
+    with pytest.raises(FileExistsError, match="checkpoint-3 is committed"):
+        adopt(old)
 
 
 def test_a_rank_does_not_resume_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from muster.checkpoint.committed import UncommittedError
 from muster.checkpoint.retry import exists, is_folder
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.integrations.commit import adopted
 from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
@@ -24,7 +25,7 @@ from muster.worker.integrations.commit.lookup import find, read
 from muster.worker.integrations.commit.numbered import newest, rotate
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
-__all__ = ["agreed_latest", "commit_together", "latest"]
+__all__ = ["adopt", "agreed_latest", "commit_together", "latest"]
 
 TRIED = "accelerate 1.15.0"
 PREFIX = "checkpoint/accelerate"
@@ -136,6 +137,21 @@ def agreed_latest(project_dir: str | Path, *, barrier: GrpcBarrier | None = None
     """
     folder = _checkpoints(project_dir)
     return agree_on_newest(folder, partial(newest, folder, NAMED), barrier)
+
+
+def adopt(path: str | Path) -> None:
+    """Take a checkpoint for committed that was saved without :func:`commit_together`.
+
+    To be called once, by one process, of a checkpoint that is known to be whole.
+
+    Args:
+        path: of the checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint of Accelerate.
+        FileExistsError: it is committed.
+    """
+    adopted.adopt(path, "Accelerate", "random_states_*.pkl", PREFIX)
 
 
 class CommittedSaves(Accelerator):  # type: ignore[misc]

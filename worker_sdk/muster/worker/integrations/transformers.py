@@ -14,6 +14,7 @@ from transformers.trainer_utils import HubStrategy
 
 from muster.checkpoint.committed import UncommittedError
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.integrations.commit import adopted
 from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.cleanup import restore, sweep
 from muster.worker.integrations.commit.commitment import OnLost
@@ -22,7 +23,7 @@ from muster.worker.integrations.commit.framework import check_signatures
 from muster.worker.integrations.commit.numbered import newest, rotate
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
-__all__ = ["CommitCallback", "agreed_latest", "latest"]
+__all__ = ["CommitCallback", "adopt", "agreed_latest", "latest"]
 
 TRIED = "transformers 5.23.0"
 PREFIX = "checkpoint/transformers"
@@ -178,6 +179,21 @@ def agreed_latest(folder: str | Path, *, barrier: GrpcBarrier | None = None) -> 
         None if no rank finds a checkpoint.
     """
     return agree_on_newest(Path(folder), partial(newest, Path(folder), f"{NAMED}-"), barrier)
+
+
+def adopt(path: str | Path) -> None:
+    """Take a checkpoint for committed that was saved without the callback.
+
+    To be called once, by one process, of a checkpoint that is known to be whole.
+
+    Args:
+        path: of the checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint of Transformers.
+        FileExistsError: it is committed.
+    """
+    adopted.adopt(path, "Transformers", STATE, PREFIX)
 
 
 def _check(args: TrainingArguments) -> None:

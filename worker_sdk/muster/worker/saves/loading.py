@@ -106,6 +106,7 @@ class AgreedLoad(Agreement):
                 raise self._corrupt(chosen.damaged, found)
             damage = self._attempt(chosen.made, load)
             if damage is None:
+                logger.info("loaded step %d from %s", chosen.made.step, chosen.made.path)
                 return chosen.made
             found.append(damage)
             if self._filled and not overwrites:

@@ -91,7 +91,8 @@ def _pending(tier: LocalTier, one: Copies, persisting: Copies | None) -> str:
     if one.level < Level.REPLICATED and one.checkpoint.replicas:
         nodes, wanted = len(tier.keepers.connected()), one.checkpoint.replicas
         if nodes <= wanted:
-            return f"{wanted} copies need {wanted + 1} nodes, and there are {nodes}"
+            need = "1 copy needs" if wanted == 1 else f"{wanted} copies need"
+            return f"{need} {wanted + 1} nodes, and there {'is' if nodes == 1 else 'are'} {nodes}"
         short = [rank for rank, holders in enumerate(one.holders) if len(holders) <= one.checkpoint.replicas]
         if short:
             return f"parts of ranks {ranges(short[:20])} have too few copies"

@@ -1,5 +1,6 @@
 """All ranks hear the same of the newest checkpoint, or all fail."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from muster.worker.errors import BarrierAbortedError, MusterError, OutcomeUnknow
 from muster.worker.integrations.commit import folders
 from muster.worker.integrations.commit.agreed import agree_on_newest
 from muster.worker.integrations.commit.lookup import mark_damaged, newest, read, replaced_name
+from muster.worker.integrations.commit.numbered import newest as newest_number
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_group import FakeGroup
 from tests.unit.worker.integrations.commit.folder_jobs import checkpoint_in
@@ -35,6 +37,19 @@ def test_all_ranks_are_told_of_the_newest(tmp_path: Path):
 
 def test_all_ranks_are_told_that_there_is_none(tmp_path: Path):
     assert agreed(tmp_path, tmp_path / "missing") == [None, None]
+
+
+def test_checkpoints_that_were_not_committed_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "checkpoint-20").mkdir()
+    find = partial(newest_number, tmp_path, "checkpoint-")
+    group = FakeGroup(2)
+    members: list[Any] = [group.member(rank) for rank in range(2)]
+    ranks = [in_thread(partial(agree_on_newest, tmp_path, find, member)) for member in members]
+    assert [rank.result(PATIENCE) for rank in ranks] == [None, None]
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "saved without Muster: checkpoint-20" in warning
 
 
 @pytest.mark.parametrize("without", [0, 1])

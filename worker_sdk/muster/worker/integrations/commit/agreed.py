@@ -1,8 +1,8 @@
 """All ranks resume from the same checkpoint, or none does."""
 
+import logging
 import os
 from collections.abc import Callable, Set
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +11,11 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.integrations.commit.folders import Find, FolderSaves
 from muster.worker.integrations.commit.lookup import given_name
+from muster.worker.integrations.commit.numbered import NoneCommittedError
 from muster.worker.saves.job_barrier import job_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
+logger = logging.getLogger(__name__)
 PREFIX = "checkpoint/latest"
 """The group of the barriers at which ranks agree."""
 
@@ -21,7 +23,8 @@ PREFIX = "checkpoint/latest"
 def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None) -> Path | None:
     """Return the checkpoint that rank 0 finds, on all ranks. All ranks must call it.
 
-    Every other rank looks whether it sees the same. So no rank begins from scratch, or waits in a collective,
+    Every other rank looks whether it sees the same. If there are only checkpoints that were not committed,
+    rank 0 logs a warning. So no rank begins from scratch, or waits in a collective,
     while another one loads. A rank is waited for up to 20 minutes.
 
     Args:
@@ -45,14 +48,18 @@ def agree_on_newest(folder: Path, find: Find, barrier: GrpcBarrier | None = None
     """
     barrier = barrier or job_barrier(PREFIX)
     saves = FolderSaves(PREFIX, "latest", barrier, DEFAULT_TIMEOUT, "raise")
-    found = partial(_committed, find)
+    found = partial(_committed, find, logger.warning if barrier.rank == 0 else logger.debug)
     newest = saves.choose_any(barrier, folder, found, verify=False, look=found)
     return newest if newest is None else given_name(newest)
 
 
-def _committed(find: Find, excluded: Set[Path]) -> Path | None:
-    with suppress(UncommittedError):
+def _committed(find: Find, log: Callable[[str, Exception], None], excluded: Set[Path]) -> Path | None:
+    try:
         return find(excluded)
+    except NoneCommittedError as error:
+        log("%s", error)
+    except UncommittedError:
+        pass
     return None
 
 

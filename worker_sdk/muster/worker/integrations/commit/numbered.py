@@ -13,6 +13,10 @@ from muster.worker.integrations.commit.lookup import Found, all_damaged, entries
 logger = logging.getLogger(__name__)
 
 
+class NoneCommittedError(UncommittedError):
+    """No checkpoint of a folder was committed, and there are others."""
+
+
 class Numbered(NamedTuple):
     """A checkpoint whose name ends with a number."""
 
@@ -109,7 +113,8 @@ def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
 
     Raises:
         CorruptCheckpointError: there are checkpoints, and all are damaged.
-        UncommittedError: no checkpoint was committed.
+        NoneCommittedError: no checkpoint was committed, and there are others.
+        UncommittedError: there is no checkpoint.
         OSError: they cannot be read.
     """
     checkpoints = numbered(folder, named, excluded)
@@ -117,11 +122,14 @@ def newest(folder: Path, named: str, excluded: Set[Path] = frozenset()) -> Path:
         return whole[-1]
     if checkpoints:
         raise all_damaged(one.found for one in checkpoints)
-    others = ", ".join(path.name for path in _names(folder, named))
-    written = f"; {others} were written by something else" if others else ""
+    if others := ", ".join(path.name for path in _names(folder, named)):
+        raise NoneCommittedError(
+            f"there is no committed checkpoint in {folder}. These were saved without Muster: {others}. They "
+            "are not resumed from, and later saves may replace them. Adopt one that is whole, with the "
+            "adapter's adopt(…), or start from scratch in another folder."
+        )
     raise UncommittedError(
-        f"there is no committed checkpoint in {folder}{written}. Start from scratch, or name one that was "
-        "committed."
+        f"there is no committed checkpoint in {folder}. Start from scratch, or name one that was committed."
     )
 
 

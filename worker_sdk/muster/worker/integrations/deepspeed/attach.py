@@ -1,21 +1,16 @@
 """Lets an engine of DeepSpeed's commit its checkpoints, if the adapter knows its calls."""
 
 import os
-from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from deepspeed import comm
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from muster.checkpoint.committed import UncommittedError
-from muster.checkpoint.directory import write_marker
 from muster.worker.barriers import GrpcBarrier
+from muster.worker.integrations.commit import adopted
 from muster.worker.integrations.commit.commitment import OnLost, check_save_settings
 from muster.worker.integrations.commit.framework import check_signatures
-from muster.worker.integrations.commit.lookup import Marker, read, stamped
 from muster.worker.integrations.deepspeed.engine import EngineSaves
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT
 
@@ -114,12 +109,7 @@ def adopt(path: str | os.PathLike[str]) -> None:
         FileNotFoundError: there is no checkpoint of DeepSpeed's.
         FileExistsError: it is committed.
     """
-    path = Path(path)
-    if not any(path.glob("*model_states.pt")):
-        raise FileNotFoundError(f"{path} is no checkpoint of DeepSpeed's: it has no *model_states.pt.")
-    with suppress(UncommittedError):
-        raise FileExistsError(f"{path} is committed: {read(path)[1]}.")
-    write_marker(path, asdict(stamped(Marker("adopted", 0, 0, PREFIX, 0), path.parent)))
+    adopted.adopt(path, "DeepSpeed", "*model_states.pt", PREFIX)
 
 
 def _check_configuration(engine: DeepSpeedEngine) -> None:

@@ -168,6 +168,8 @@ class Voter:
         try:
             if on_decided is not None:
                 on_decided()
+        except OSError as error:  # The save's own error has the traceback, if the same storage failed it.
+            logger.warning("%s is over; its remains are removed later: %s", call.name, error)
         except BaseException:  # Torch's CheckpointException is no Exception.
             logger.exception("%s is over; cleaning up failed", call.name)
         call.owner = None

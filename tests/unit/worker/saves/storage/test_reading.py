@@ -13,9 +13,14 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
+from lab.patience import PATIENCE
+from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.damage import DamageError
 from muster.checkpoint.source import FolderSource
 from muster.worker.saves import Checkpointer, CorruptCheckpointError
+from muster.worker.saves.local import kept_source
+from muster.worker.saves.local.kept_source import KeptSource
+from muster.worker.saves.local.remote_file import RemotePlace
 from muster.worker.saves.storage import large_tensor, reading
 from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.reading import ItemReader, VerifyingReader, load_into, open_checkpoint
@@ -139,6 +144,44 @@ def load(reader: VerifyingReader, state: dict[str, Any]) -> None:
         load_into(state, None, reader)
     except CheckpointException as error:
         raise error.failures[0][0] from error
+
+
+def test_wrong_bytes_of_a_large_tensor_from_another_node_are_read_again_from_a_verified_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = FolderStorage(folder, "job").read(folder / "step-0000000002")
+    data = data_of(folder, 2).read_bytes()
+    wrong, right = RemotePlace(("http://wrong:1/f",), "token"), RemotePlace(("http://right:1/f",), "token")
+    asked: list[bool] = []
+
+    class FakeRemoteFile:
+        def __init__(self, place: RemotePlace, *, verify: bool = False) -> None:
+            self.place = place
+            assert verify == (place == right)
+
+        def read_into(self, offset: int, buffer: memoryview) -> int:
+            sent = bytearray(data)
+            sent[len(data) // 2] ^= self.place == wrong
+            piece = sent[offset : offset + len(buffer)]
+            buffer[: len(piece)] = piece
+            return len(piece)
+
+        def close(self) -> None: ...
+
+    class FakeKeeper:
+        def find(self, attempt: object, name: str, timeout: float, *, damaged: bool, pieces: bool) -> Any:
+            if name != data_of(folder, 2).name:
+                return Path(made.path) / name
+            asked.append(damaged)
+            return right if damaged else wrong
+
+    monkeypatch.setattr(kept_source, "RemoteFile", FakeRemoteFile)
+    keeper: Any = FakeKeeper()
+    source = KeptSource(keeper, SaveAttempt(1, 0), Path(made.path), PATIENCE)
+    state = empty()
+    load(VerifyingReader(open_checkpoint(made, source, verify=True, sizes=False)), state)
+    assert torch.equal(state["weight"], weight(2))
+    assert asked == [False, True]
 
 
 @pytest.mark.parametrize("damage", [no_file, too_short])

@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lab.patience import PATIENCE, until
@@ -108,12 +107,7 @@ class Prometheus:
         until(self._ready, lambda: f"Prometheus does not become ready:\n{log.read_text()}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.kill()
         self._process.wait()

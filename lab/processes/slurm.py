@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lab.patience import PATIENCE, until
@@ -85,12 +84,7 @@ class Slurm:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.call("scancel", f"--user={self._user}")
             until(lambda: not self.call("squeue", "--noheader"), self.logs)

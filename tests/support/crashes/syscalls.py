@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lab.patience import PATIENCE, until
@@ -106,12 +105,7 @@ class Recording:
         assert self._process.poll() is None, f"strace cannot attach: {said.read_text()}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             # It ends when the last of the processes has.
             self._process.wait(PATIENCE if kind is None else 0)

@@ -24,6 +24,7 @@ from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import REPLACED
 from muster.worker.saves import Checkpointer
 from tests.support.crashes.stat_faults import StatFaults
+from tests.support.expect import raising
 from tests.support.jobs import alone
 from tests.support.saves.synced import Synced
 
@@ -110,12 +111,8 @@ def test_a_save_that_fails_leaves_what_was_there(
 ):
     path = tmp_path / "last"
     dcp.save(state(1.0), storage_writer=CommittedWriter(path))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(FileSystemWriter, method, full)
+        patched.setattr(FileSystemWriter, method, raising(OSError, 28, "No space left on device"))
         with pytest.raises(dcp.CheckpointException, match="No space left"):
             dcp.save(state(2.0), storage_writer=CommittedWriter(path))
     assert loaded(path) == 1.0
@@ -172,11 +169,8 @@ def test_bad_terms_are_refused_at_construction(tmp_path: Path):
 
 
 def test_a_failed_save_of_another_name_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(FileSystemWriter, "_write_data", full)
+        patched.setattr(FileSystemWriter, "_write_data", raising(OSError, 28, "No space left on device"))
         with pytest.raises(dcp.CheckpointException, match="No space left"):
             dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "step-1"))
     dcp.save(state(2.0), storage_writer=CommittedWriter(tmp_path / "step-2"))

@@ -28,6 +28,7 @@ from muster.worker.integrations.commit.lookup import (
     read_whole,
 )
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
+from tests.support.expect import raising
 from tests.support.saves.synced import Synced
 
 
@@ -468,11 +469,7 @@ def test_io_error_at_the_marker_of_another_checkpoint_fails_the_commit(
     saved(tmp_path / "one", "one")
     staged = StagedCheckpoint(tmp_path / "two", 0, 2, "job")
     staged.begin()
-
-    def fail(path: Path) -> bytes:
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(Path, "read_bytes", raising(OSError, errno.ESTALE, "Stale file handle"))
     monkeypatch.setattr(retry, "DELAYS", (0.0,))
     with pytest.raises(OSError, match="Stale"):
         staged.commit(marker())

@@ -85,6 +85,11 @@ class Daemon:
             self._process.wait()
             self._process = None
 
+    def restart(self) -> None:
+        """SIGKILL it, and start it again."""
+        self.kill()
+        self.start()
+
     def stop(self) -> int:
         """SIGTERM, and wait for the end.
 

@@ -58,7 +58,6 @@ class Prometheus:
         relay: the relay's, if there is one.
         watcher: the watcher's, if there is one.
         interval: seconds between two scrapes.
-        job: the job label; the others have it with ``-relay`` or ``-watcher``.
     """
 
     def __init__(
@@ -69,15 +68,13 @@ class Prometheus:
         watcher: str = "",
         *,
         interval: float = 0.5,
-        job: str = "muster",
     ) -> None:
-        self.job = job
         self._folder = folder
         self._address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
         every = f"{round(interval * 1000)}ms"
-        others = {f"{job}-relay": relay, f"{job}-watcher": watcher}
-        targets = {job: target} | {name: address for name, address in others.items() if address}
+        others = {"muster-relay": relay, "muster-watcher": watcher}
+        targets = {"muster": target} | {name: address for name, address in others.items() if address}
         self._config = {
             "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
             "rule_files": [str(RULES)],

@@ -49,9 +49,9 @@ class Proxy:
         """Hold every chunk of bytes back for so long."""
         self._delay = seconds
 
-    def black_hole(self, swallow: bool = True) -> None:
+    def black_hole(self) -> None:
         """Take bytes and pass none on, without closing anything."""
-        self._swallow = swallow
+        self._swallow = True
 
     def hold(self) -> None:
         """Keep what clients say from now on; what they say after a :meth:`black_hole` is lost as usual."""

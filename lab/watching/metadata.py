@@ -176,19 +176,16 @@ class FakeGoogle(FakeMetadataServer):
 
 
 class FakeAzure(FakeMetadataServer):
-    """Azure's.
-
-    Args:
-        vm: the VM's name.
-    """
+    """Azure's."""
 
     EVENTS = "/metadata/scheduledevents"
     NAME = "/metadata/instance/compute/name"
+    VM = "vmss_0"
+    """The VM's name."""
 
-    def __init__(self, vm: str = "vmss_0") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.vm = vm
-        self.documents |= {self.NAME: vm, self.EVENTS: {"DocumentIncarnation": 1, "Events": []}}
+        self.documents |= {self.NAME: self.VM, self.EVENTS: {"DocumentIncarnation": 1, "Events": []}}
 
     def schedule(self, kind: str = "Preempt", seconds: float = 30.0, **fields: Any) -> None:
         """Schedule an event of this VM.
@@ -202,7 +199,7 @@ class FakeAzure(FakeMetadataServer):
             "EventId": "602d9444-d2cd-49c7-8624-8643e7171297",
             "EventType": kind,
             "ResourceType": "VirtualMachine",
-            "Resources": [self.vm],
+            "Resources": [self.VM],
             "EventStatus": "Scheduled",
             "NotBefore": http_time(time.time() + seconds),
             "Description": "",

@@ -261,14 +261,6 @@ class _Worker:
         """What this process did and heard, with the machine's monotonic time."""
         return self.events
 
-    def execute(self, prefix: str = "checkpoint", timeout: float = 60.0, **more: Any) -> Heard:
-        """Execute one barrier as users do, with exceptions for failures."""
-        try:
-            self._barrier(prefix, timeout, **more).execute_barrier()
-        except Exception as error:
-            return _heard(error)
-        return Heard("RELEASED")
-
     def mixed(self, until: str, pause: float, timeout: float = 60.0) -> list[tuple[float, float]]:
         """Execute barriers until a file is there: plain ones, votes to fail, and gathers.
 

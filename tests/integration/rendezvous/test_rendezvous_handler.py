@@ -243,8 +243,7 @@ def test_a_run_stays_closed_when_the_coordinator_is_killed(run: MusterRendezvous
     first = run.node("1")
     Joining(first).info()
     first.set_closed()
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     assert isinstance(Joining(run.node("1")).error(), RendezvousClosedError)
     assert run.node("1").is_closed()
 

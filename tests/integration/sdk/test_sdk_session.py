@@ -37,8 +37,7 @@ def test_a_call_that_cannot_be_made_does_not_hurt_the_session(coordinator: Coord
     with pytest.raises(muster.worker.RefusedError, match="world_size = 2147483647"):
         barrier(coordinator.endpoint, world_size=2**31 - 1, prefix="large")
     good.execute_barrier()
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     good.execute_barrier()
 
 
@@ -53,8 +52,7 @@ def test_save_reports_are_shown_after_a_coordinator_restart(coordinator: Coordin
     good = barrier(coordinator.endpoint, prefix="save", host="node-7")
     assert good.vote(report=WriteReport(step=9, bytes=2**30, seconds=1.5, commits=True)).released
     assert not good.vote("disk full", report=WriteReport(step=10)).released
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     good.execute_barrier()
     described = output(coordinator.endpoint, "describe", "run", "sdk")
     assert "Checkpoint:  step 9, committed " in described

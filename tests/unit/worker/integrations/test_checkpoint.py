@@ -20,13 +20,13 @@ from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
-from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import REPLACED
 from muster.worker.saves import Checkpointer
 from tests.support.crashes.stat_faults import StatFaults
 from tests.support.expect import raising
 from tests.support.jobs import alone
 from tests.support.saves.synced import Synced
+from tests.unit.worker.integrations.commit.folder_jobs import names
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -40,8 +40,6 @@ class Alone(alone.Alone):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, saves_end_with_their_test: None) -> None:
-    monkeypatch.setattr(commitment, "_last", {})
-    monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(Alone, "sequence", 0)
     monkeypatch.setattr(module, "job_barrier", Alone)
 
@@ -62,10 +60,6 @@ def refused(path: Path, caplog: pytest.LogCaptureFixture) -> str:
     with pytest.raises(dcp.CheckpointException) as error:
         loaded(path)
     return f"{error.value}\n{caplog.text}"
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_saved_checkpoint_is_loaded_and_its_name_can_be_reused(tmp_path: Path):

@@ -24,12 +24,6 @@ from tests.support.saves.fake_group import FakeGroup, Member
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 
 
-@pytest.fixture(autouse=True)
-def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_last", {})
-    monkeypatch.setattr(module, "_highest", {})
-
-
 class Does(enum.Enum):
     """What a rank does where a save is to be made."""
 

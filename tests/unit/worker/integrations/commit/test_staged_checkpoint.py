@@ -30,6 +30,7 @@ from muster.worker.integrations.commit.lookup import (
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from tests.support.expect import raising
 from tests.support.saves.synced import Synced
+from tests.unit.worker.integrations.commit.folder_jobs import names
 
 
 def marker(sequence: int = 7) -> Marker:
@@ -45,10 +46,6 @@ def saved(path: Path, content: str, number: int = 1) -> None:
 
 def content(path: Path) -> str:
     return (read(path)[0] / "part").read_text()
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_committed_checkpoint_has_its_final_name_and_leaves_no_other_files(tmp_path: Path):

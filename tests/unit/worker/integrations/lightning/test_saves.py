@@ -20,13 +20,13 @@ from muster.worker.integrations.lightning import latest
 from tests.support.crashes.stat_faults import StatFaults
 from tests.support.expect import raising
 from tests.support.saves.synced import Synced
+from tests.unit.worker.integrations.commit.folder_jobs import names
 from tests.unit.worker.integrations.lightning.strategies import (
     MADE,
     Alone,
     Sharded,
     ddp,
     fully_sharded,
-    names,
     state,
 )
 

@@ -1,7 +1,6 @@
 """A real Prometheus for tests, and its ``promtool``."""
 
 import json
-import shutil
 import subprocess
 import urllib.parse
 import urllib.request
@@ -12,26 +11,16 @@ from typing import Any
 
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import free_port
+from lab.processes.tools import tool
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "helm" / "muster" / "rules" / "muster.rules.yaml"
 
 
-def tool(name: str) -> str:
-    """Where ``prometheus`` or ``promtool`` is: fetched by the Makefile, or installed."""
-    fetched = ROOT / ".tools" / "prometheus" / "usr" / "bin" / name
-    found = str(fetched) if fetched.exists() else shutil.which(name)
-    assert found, (
-        f"{name} is needed and is not here. Fetch it with `dev/fetch-debian.sh prometheus`, or install "
-        "Prometheus, for example with `apt-get install prometheus`."
-    )
-    return found
-
-
 def promtool(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run promtool."""
     return subprocess.run(
-        [tool("promtool"), *arguments],
+        [tool("promtool", "prometheus"), *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -91,7 +80,7 @@ class Prometheus:
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [
-                    tool("prometheus"),
+                    tool("prometheus", "prometheus"),
                     f"--config.file={config}",
                     f"--storage.tsdb.path={self._folder / 'tsdb'}",
                     f"--web.listen-address={self._address}",

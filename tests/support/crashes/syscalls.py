@@ -5,7 +5,6 @@ process that it forks is recorded as well.
 """
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.patience import PATIENCE, until
+from lab.processes.tools import tool
 
 ROOT = Path(__file__).parents[3]
 FILE_CALLS = (
@@ -21,17 +21,6 @@ FILE_CALLS = (
     "symlinkat,unlink,unlinkat,rmdir"
 )
 """Everything that changes files or directories, or puts them on the disk."""
-
-
-def strace() -> str:
-    """Where ``strace`` is: fetched by the Makefile, or installed."""
-    fetched = ROOT / ".tools" / "strace" / "usr" / "bin" / "strace"
-    found = str(fetched) if fetched.exists() else shutil.which("strace")
-    assert found, (
-        "strace is needed and is not here. Fetch it with `dev/fetch-debian.sh strace`, or install it, for "
-        "example with `apt-get install strace`."
-    )
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +77,7 @@ class Recording:
 
     def __enter__(self) -> "Recording":
         command = [
-            strace(),
+            tool("strace", "strace"),
             "--follow-forks",
             "--decode-fds=path",
             "--absolute-timestamps=format:unix,precision:us",

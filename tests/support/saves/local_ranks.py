@@ -19,6 +19,7 @@ import torch
 from lab.patience import PATIENCE, until
 from muster.checkpoint.committed import run_mark
 from tests.support.ranks import RankProcess, obey
+from tests.support.saves.damage import flip
 
 RUN = "local"
 ROWS = 60
@@ -82,11 +83,9 @@ class Node:
     def flip(self, attempt: str, name: str) -> bool:
         """Flip a bit of a file. Returns whether the file is here, and not empty."""
         path = self.kept / attempt / name
-        data = bytearray(path.read_bytes()) if path.exists() else bytearray()
-        if not data:
+        if not path.exists() or not path.stat().st_size:
             return False
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip(path)
         return True
 
     def remove(self, attempt: str, name: str) -> None:

@@ -14,6 +14,7 @@ from muster.keeper.verifying import file_is_whole, read_head
 from muster.keeper.vocabulary import Head, UnusableManifestError
 from tests.support.expect import raising
 from tests.support.keeping.checkpoints import MadeCheckpoint, entry_of, made_checkpoint
+from tests.support.saves.damage import flip
 
 PART = "__0_0.distcp"
 
@@ -27,12 +28,6 @@ def made() -> MadeCheckpoint:
 def folder(tmp_path: Path, made: MadeCheckpoint) -> Path:
     made.write(tmp_path, [0], head=True)
     return tmp_path / made.name
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def cut(path: Path) -> None:

@@ -211,7 +211,7 @@ def lower(bench: RelayBench) -> DownstreamEnd:
 
 
 def lower_with_4_and_5(bench: RelayBench) -> DownstreamEnd:
-    """Another relay, which was welcomed, and whose ranks 4 and 5 were admitted."""
+    """Another relay, which was welcomed. Its ranks 4 and 5 were admitted."""
     below = lower(bench)
     below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
     bench.timers.fire()

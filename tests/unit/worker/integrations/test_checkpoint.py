@@ -25,6 +25,7 @@ from muster.worker.saves import Checkpointer
 from tests.support.crashes.stat_faults import StatFaults
 from tests.support.expect import raising
 from tests.support.jobs import alone
+from tests.support.saves.damage import flip
 from tests.support.saves.synced import Synced
 from tests.unit.worker.integrations.commit.folder_jobs import names
 
@@ -308,12 +309,6 @@ def test_a_part_that_a_thread_of_torchs_did_not_write_fails_the_save(
 
 def manifest_in(path: Path) -> Manifest:
     return Manifest.decode((path / MANIFEST).read_bytes())
-
-
-def flip(file: Path, offset: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 1
-    file.write_bytes(data)
 
 
 @pytest.mark.parametrize(

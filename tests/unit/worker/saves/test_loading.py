@@ -23,6 +23,7 @@ from muster.worker.saves.storage.reading import VerifyingReader
 from tests.support.expect import raising
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.damage import flip
 from tests.support.saves.fake_group import FakeGroup, Member
 
 RANKS = 3
@@ -52,10 +53,7 @@ class Job:
         return [one.exception() or one.result() for one in calls]
 
     def hurt(self, step: int, name: str = "__0_0.distcp") -> None:
-        path = self.folder / f"step-{step:010}" / name
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip(self.folder / f"step-{step:010}" / name)
 
 
 @pytest.fixture

@@ -20,18 +20,13 @@ from muster.worker.saves.local_barrier import LocalBarrier
 from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.open_storage import absolute
 from tests.support.expect import raising
+from tests.support.saves.damage import flip
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.local.conftest import LocalJob, state
 
 
 def part(job: LocalJob, node: int, attempt: str, rank: int) -> Path:
     return job.nodes[node].folder.path / attempt / f"__{rank}_0.distcp"
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_job_resumes_from_its_nodes_without_shared_storage(job: LocalJob):

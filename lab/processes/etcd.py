@@ -1,7 +1,6 @@
 """A real etcd for tests: one member or several, started, stopped, killed and started again."""
 
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -86,14 +85,6 @@ class Member:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def stop(self) -> None:
-        """SIGSTOP."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
 
 
 class Cluster:

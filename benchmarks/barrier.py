@@ -4,19 +4,19 @@ Run it from the root of the repository: `python -m benchmarks.barrier`.
 """
 
 import argparse
-import resource
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
-from benchmarks.measuring.arguments import add_report_arguments
+from benchmarks.measuring.arguments import add_report_arguments, parser_of
 from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.measuring.measure import MeasurementError, Options, measure
 from benchmarks.measuring.report import page, summary_table
 from benchmarks.measuring.results import Cell, Results
 from benchmarks.peers import SYSTEMS
+from lab.open_files import allow_many_files
 
 
 def main() -> int:
@@ -33,9 +33,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 128, 512, 1024], metavar="N")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--seconds", type=float, default=6.0, help="length of one measurement")
@@ -47,7 +45,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run(arguments: argparse.Namespace) -> Results:
-    _allow_many_files()
+    allow_many_files()
     state_directory = arguments.output.resolve().parent
     state_directory.mkdir(parents=True, exist_ok=True)
     options = Options(
@@ -82,11 +80,6 @@ def _measure(cell: Cell, options: Options, position: str) -> None:
     cell.samples.append(sample)
     cpu, barrier = sample.server_cpu_us_per_arrival, sample.barrier_ms
     print(f"{name}  {cpu:7.1f} µs per arrival  {barrier:8.2f} ms a barrier", file=sys.stderr, flush=True)
-
-
-def _allow_many_files() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _write_documents(results: Results, directory: Path) -> None:

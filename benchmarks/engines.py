@@ -4,9 +4,7 @@ Run it from the root of the repository: `python -m benchmarks.engines`. How long
 for each beside it.
 """
 
-import argparse
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -20,11 +18,13 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.measuring.arguments import parser_of
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.measure import MeasurementError, Options, Sample, measure
 from benchmarks.peers import System, muster_command
 from lab import records
 from lab.leaders import successive_leaders
+from lab.open_files import allow_many_files
 from lab.processes.etcd import Cluster
 from muster.service.storage import codec
 from muster.service.storage.engine import Engine
@@ -180,9 +180,7 @@ def page(
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 128, 1024], metavar="N")
     parser.add_argument("--seconds", type=float, default=6.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each; the median counts")
@@ -190,8 +188,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/engines.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks"))
     given = parser.parse_args()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     directory = given.output.resolve().parent
     machine = describe_machine(directory)
     options = Options(given.seconds, given.load_processes, 1, directory)

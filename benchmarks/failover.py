@@ -5,11 +5,9 @@ the root of the repository: `python -m benchmarks.failover`. How long a replica 
 for states of several sizes, beside it.
 """
 
-import argparse
 import json
 import logging
 import multiprocessing
-import resource
 import signal
 import statistics
 import sys
@@ -27,11 +25,13 @@ from typing import Any
 import grpc
 import psutil
 
+from benchmarks.measuring.arguments import parser_of
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.measure import cpu_seconds
 from benchmarks.processes import lean_ranks
 from lab import records
 from lab.leaders import successive_leaders
+from lab.open_files import allow_many_files
 from lab.processes.etcd import Cluster, cluster
 from lab.processes.relay import Relay
 from lab.processes.replicas import Replica, Replicas, replicas
@@ -80,8 +80,7 @@ def play(endpoint: str, ranks: range, world_size: int, pipe: Connection) -> None
     from muster.worker import GrpcBarrier
 
     logging.getLogger("muster").setLevel(logging.ERROR)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     barriers: dict[int, GrpcBarrier] = {}
 
     def join(rank: int) -> None:
@@ -424,9 +423,7 @@ def page(
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=512)
     parser.add_argument("--processes", type=int, default=4, help="that play the ranks")
     parser.add_argument("--clients", nargs="+", choices=list(CLIENTS), default=list(CLIENTS))

@@ -3,7 +3,6 @@
 Run it from the root of the repository: `python -m benchmarks.loads`, on a GPU with `--device cuda`.
 """
 
-import argparse
 import itertools
 import json
 import multiprocessing as mp
@@ -19,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +28,10 @@ from nvidia_resiliency_ext.checkpointing.async_ckpt.cached_metadata_filesystem_r
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from benchmarks.measuring.arguments import parser_of
 from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.peers.saves import TorchCheckpointing
+from benchmarks.saving.floors import expect
 from lab.processes.coordinator import Coordinator
 from muster.worker.saves import Checkpointer
 
@@ -190,12 +190,6 @@ def _load(cell: Cell, device: str, folder: Path, pipe: Connection) -> None:
         pipe.send(f"{type(error).__name__}: {error}")
 
 
-def _expect(pipe: Connection) -> Any:  # noqa: ANN401
-    if not pipe.poll(GIVE_UP):
-        raise RuntimeError(f"not through after {GIVE_UP:.0f} s")
-    return pipe.recv()
-
-
 def measure(
     gib: int,
     saved_by: int,
@@ -238,7 +232,7 @@ def _measure(cell: Cell, repeats: int, device: str, folder: Path) -> None:
     process.start()
     theirs.close()
     try:
-        peak = _expect(ours)
+        peak = expect(ours, GIVE_UP)
         if not isinstance(peak, int):
             raise RuntimeError(str(peak))
         cell.memory.append(peak)
@@ -247,7 +241,7 @@ def _measure(cell: Cell, repeats: int, device: str, folder: Path) -> None:
             if cold:
                 _drop_cache(folder)
             ours.send(True)
-            seconds = _expect(ours)
+            seconds = expect(ours, GIVE_UP)
             if not isinstance(seconds, float):
                 raise RuntimeError(str(seconds))
             (cell.cold if cold else cell.cached).append(seconds)
@@ -316,9 +310,7 @@ torch_checkpointing are given the copy into the state, which the others make by 
 
 def main() -> int:
     """Run the benchmark; the exit status is 1 if any measurement failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--gib", type=int, nargs="+", default=[1, 4, 8], help="sizes of the state")
     parser.add_argument(
         "--processes", type=int, default=3, help="processes of each system, one after another"

@@ -26,7 +26,7 @@ import yaml
 from lab.patience import PATIENCE, until
 from lab.processes import fork_client
 from lab.processes.coordinator import MUSTER, Coordinator
-from lab.processes.torchrun import torchrun
+from lab.processes.torchrun import agents
 from lab.processes.watcher import Watcher
 from lab.watching import kubernetes_api
 from lab.watching.metadata import FakeAws, FakeAzure, FakeGoogle
@@ -75,7 +75,7 @@ def cluster() -> Iterator[tuple[kubernetes_api.KubernetesApi, str]]:
     with kubernetes_api.running() as api, tempfile.TemporaryDirectory() as folder:
         api.put("nodes", kubernetes_api.node(LOST))
         config = Path(folder) / "kubeconfig"
-        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api.url)))
         yield api, f"--kubeconfig={config}"
 
 
@@ -296,18 +296,9 @@ def job(endpoint: str, folder: Path, run: str, step: float) -> Iterator[list[sub
         *(f"--nnodes={len(NODES)}", f"--nproc-per-node={RANKS_PER_NODE}", "--local-addr=127.0.0.1"),
         *(str(PROGRAM), str(folder), str(step)),
     ]
-    with (folder / "agents.log").open("a") as log:
-        agents = [
-            torchrun(arguments, os.environ | {"OMP_NUM_THREADS": "1", "MUSTER_NODE_NAME": node}, log)
-            for node in NODES
-        ]
-    try:
-        yield agents
-    finally:
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            agent.wait(PATIENCE)
+    environments = [os.environ | {"OMP_NUM_THREADS": "1", "MUSTER_NODE_NAME": node} for node in NODES]
+    with agents(arguments, environments, folder / "agents.log") as started:
+        yield started
 
 
 def _now() -> str:

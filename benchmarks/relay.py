@@ -3,10 +3,8 @@
 Run it from the root of the repository: `python -m benchmarks.relay`.
 """
 
-import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,11 +18,13 @@ from typing import Any
 
 import psutil
 
+from benchmarks.measuring.arguments import parser_of
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.measure import MeasurementError, Options, measure
 from benchmarks.measuring.report import table
 from benchmarks.peers import SYSTEMS, System, muster_command
 from benchmarks.peers.muster_relayed import REPORTS
+from lab.open_files import allow_many_files
 from lab.patience import until
 from lab.processes.coordinator import free_port
 
@@ -406,17 +406,14 @@ def _rows(costs: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each; the median counts")
     parser.add_argument("--largest", type=int, default=GROWTH[-1], help="ranks on the wire, at most")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/relay.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks/relay.md"))
     arguments = parser.parse_args()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     folder = arguments.output.resolve().parent
     results: dict[str, object] = {
         "date": datetime.now(UTC).date().isoformat(),

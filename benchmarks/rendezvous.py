@@ -7,11 +7,9 @@ has its rank, and knows where rank 0 is. `muster` and `c10d` are the handlers th
 each node; `muster-nodes` are nodes that do the same on the wire, so that one machine can play thousands.
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing as mp
-import resource
 import statistics
 import sys
 import tempfile
@@ -24,7 +22,9 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from benchmarks.measuring.arguments import parser_of
 from benchmarks.measuring.machine import describe_machine, describe_versions
+from lab.open_files import allow_many_files
 from lab.processes.coordinator import Coordinator, free_port
 
 HANDLERS = ("muster", "c10d")
@@ -134,7 +134,7 @@ def play_nodes(system: str, port: int, run_id: str, nodes: int, share: range, pi
         return time.monotonic()
 
     streams: list[object] = []
-    _allow_many_files()
+    allow_many_files()
     pipe.send("ready")
     pipe.recv()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -193,11 +193,6 @@ def measure(system: str, nodes: int, processes: int, port: int) -> float:
 def _expect(pipe: Connection, word: str) -> None:
     if not pipe.poll(120) or pipe.recv() != word:
         raise RuntimeError("the nodes did not start")
-
-
-def _allow_many_files() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # ---------------------------------------------------------------------- the report
@@ -287,9 +282,7 @@ def draw(cells: list[Cell], path: Path) -> None:
 
 def main() -> int:
     """Run the benchmark; the exit status is 1 if any measurement failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 32, 64, 128], metavar="N")
     parser.add_argument("--wire-nodes", type=int, nargs="+", default=[128, 512, 1024, 4096], metavar="N")
     parser.add_argument("--repeats", type=int, default=3)
@@ -299,7 +292,7 @@ def main() -> int:
     arguments = parser.parse_args()
     cells = [Cell(system, nodes) for nodes in arguments.nodes for system in HANDLERS]
     cells += [Cell("muster-nodes", nodes) for nodes in arguments.wire_nodes]
-    _allow_many_files()
+    allow_many_files()
     with tempfile.TemporaryDirectory() as folder, Coordinator(Path(folder)) as coordinator:
         report: dict[str, object] = {
             "date": datetime.now(UTC).date().isoformat(),

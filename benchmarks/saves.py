@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.measuring.arguments import parser_of
 from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.peers.saves import SAVERS
 from benchmarks.saving.floors import SPAWN, expect, measure_copies, measure_forks
@@ -155,9 +156,7 @@ def _describe(folder: Path) -> dict[str, str]:
 
 def main() -> int:
     """Run the benchmark; the exit status is 1 if any measurement failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--gib", type=int, nargs="+", default=[1, 4], help="sizes of the state")
     parser.add_argument("--systems", nargs="+", choices=list(SAVERS), default=list(SAVERS))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the state is")

@@ -4,10 +4,8 @@ Run it from the root of the repository: `python -m benchmarks.size`. A stream sp
 does. The state is in SQLite.
 """
 
-import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,11 +21,13 @@ from typing import Any, TypeVar
 
 import psutil
 
+from benchmarks.measuring.arguments import parser_of
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.measure import cpu_seconds
 from benchmarks.measuring.report import table
 from benchmarks.peers import listens, muster_command
 from benchmarks.peers.muster_relays import RANKS_PER_NODE
+from lab.open_files import allow_many_files
 from lab.processes.coordinator import free_port
 
 SIZES = (1024, 16_384, 65_536)
@@ -461,15 +461,12 @@ def _peak(one: Start) -> float:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N", help="ranks")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/size.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs/benchmarks/size.md"))
     given = parser.parse_args()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     folder = given.output.resolve().parent
     results: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),

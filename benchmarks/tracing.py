@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 import psutil
 
-from benchmarks.measuring.arguments import add_report_arguments
+from benchmarks.measuring.arguments import add_report_arguments, parser_of
 from benchmarks.measuring.machine import describe_machine, describe_versions
 from benchmarks.measuring.measure import MeasurementError, Options, Sample, measure
 from benchmarks.measuring.report import table
@@ -56,9 +56,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=64, metavar="N")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--repeats", type=int, default=6, help="measurements with tracing, and without")

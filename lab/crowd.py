@@ -6,7 +6,6 @@ Prints one line of JSON: for every barrier, the set of outcomes that its ranks h
 
 import asyncio
 import json
-import resource
 import sys
 from collections import defaultdict
 
@@ -14,6 +13,7 @@ import grpc
 import uvloop
 
 from lab import aio
+from lab.open_files import allow_many_files
 from muster.v1 import common_pb2, session_pb2
 
 CONNECTING_AT_ONCE = 50
@@ -78,7 +78,6 @@ async def crowd(
 
 
 if __name__ == "__main__":
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     endpoint, first, count, world_size, barriers, *run_id = sys.argv[1:]
     uvloop.run(crowd(endpoint, int(first), int(count), int(world_size), int(barriers), *run_id))

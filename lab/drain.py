@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.patience import PATIENCE
-from lab.processes.torchrun import torchrun
+from lab.processes.torchrun import agents
 
 PROGRAM = Path(__file__).with_name("drained.py")
 NUMBERS = 1000
@@ -45,15 +45,8 @@ def job(
         "OMP_NUM_THREADS": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{grace:.0f}",
     }
-    with (folder / "agents.log").open("a") as log:
-        agents = [torchrun(arguments, environment, log) for _ in range(ranks)]
-    try:
-        yield agents
-    finally:
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            agent.wait(PATIENCE)
+    with agents(arguments, [environment] * ranks, folder / "agents.log") as started:
+        yield started
 
 
 def reported_steps(folder: Path, ranks: int, what: str) -> list[int]:

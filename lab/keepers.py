@@ -119,11 +119,6 @@ class Keeper:
             ranks = ordered()
         self.hold(number, ranks, persisted_as)
 
-    def seen(self) -> local_pb2.LocalCheckpointServiceListResponse:
-        """The local checkpoints and the keepers of the run."""
-        request = local_pb2.LocalCheckpointServiceListRequest(run_id=self._run_id)
-        return self._stub.List(request, timeout=PATIENCE)
-
     def close(self) -> None:
         """End the stream."""
         self._stream.cancel()

@@ -20,10 +20,10 @@ def client(location: Location) -> Etcd:
     return Etcd(location.endpoints, Access(), attempt_timeout=PATIENCE / 10)
 
 
-def take_the_lead(etcd: Etcd, location: Location, ttl: int = TTL) -> Lead:
+def take_the_lead(etcd: Etcd, location: Location) -> Lead:
     """Lead, where nobody else does; the lease is not renewed."""
     record = state_pb2.ReplicaRecord(address="127.0.0.1:1")
-    lead = campaign(etcd, location.prefix, Lease(etcd, ttl), record)
+    lead = campaign(etcd, location.prefix, Lease(etcd, TTL), record)
     assert lead is not None
     return lead
 

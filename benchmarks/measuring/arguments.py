@@ -4,6 +4,13 @@ import argparse
 from pathlib import Path
 
 
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows the defaults."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+
+
 def add_report_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add ``--output``, ``--docs`` and ``--render-only``.
 

@@ -6,7 +6,6 @@ replica, which holds the call until it can name the next leader.
 
 import asyncio
 import random
-import resource
 import time
 import uuid
 from contextlib import suppress
@@ -19,6 +18,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from lab import aio
+from lab.open_files import allow_many_files
 from muster.v1 import common_pb2, session_pb2
 
 PREFIX = "bench"
@@ -163,8 +163,7 @@ class LeanRank:
 
 def play(endpoint: str, ranks: range, world_size: int, pipe: Connection) -> None:
     """Be several ranks: arrive when told to, and tell when each one was released."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     uvloop.run(_play(endpoint.split(","), ranks, world_size, pipe))
 
 

@@ -81,8 +81,8 @@ def _copy(gib: int, repeats: int, pipe: Connection) -> None:
     pipe.send(seconds[1:])
 
 
-def expect(pipe: Connection) -> Any:  # noqa: ANN401
+def expect(pipe: Connection, seconds: float = GIVE_UP) -> Any:  # noqa: ANN401
     """Return the next message; raise RuntimeError if none comes in time."""
-    if not pipe.poll(GIVE_UP):
-        raise RuntimeError(f"not through after {GIVE_UP:.0f} s")
+    if not pipe.poll(seconds):
+        raise RuntimeError(f"not through after {seconds:.0f} s")
     return pipe.recv()

@@ -19,10 +19,10 @@ class Rank:
         self.sequence = 0
 
     async def enter(
-        self, run_id: str, world_size: int, prefix: str = "checkpoint", generation: int = 0, life: str = ""
+        self, run_id: str, world_size: int, prefix: str = "checkpoint", generation: int = 0
     ) -> None:
         """Say hello and join a group."""
-        incarnation = f"{life or random.randbytes(6).hex()}-{self.number}"
+        incarnation = f"{random.randbytes(6).hex()}-{self.number}"
         process = session_pb2.Process(rank=self.number, incarnation=incarnation, host="soak", pid=1)
         hello = session_pb2.Hello(
             run_id=run_id, generation=generation, processes=[process], protocol_version=1

@@ -8,13 +8,13 @@ Its answers so far are in the file ANSWERS, in JSON, from when it is ready.
 import asyncio
 import json
 import os
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from lab.hostile.attacker import Attacker, Target
 from lab.hostile.attacks import BY_NAME, Attack
+from lab.open_files import allow_many_files
 from lab.patience import until
 from lab.processes.proxy import Proxy
 
@@ -43,8 +43,7 @@ async def attack_in_waves(attack: Attack, attacker: Attacker, answers: Path) -> 
 def main(name: str, source: str, target: str, answers: str, begin: str, policy: str) -> None:
     """Attack."""
     os.sched_setscheduler(0, int(policy), os.sched_param(0))
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     attacked = Target(**json.loads(target))
     with Proxy(attacked.port, source) as proxy:
         attacker = Attacker(attacked, proxy.endpoint, source)

@@ -38,15 +38,11 @@ MADE_UP = (
 )
 
 
-def hello(run_id: str, *, rank: int = 0, ranks: int = 1, generation: int = 0) -> bytes:
-    """The first message of a stream that speaks for some ranks."""
-    processes = [
-        session_pb2.Process(
-            rank=number, incarnation=f"{random.randbytes(6).hex()}-{number}", host="hostile", pid=1
-        )
-        for number in range(rank, rank + ranks)
-    ]
-    said = session_pb2.Hello(run_id=run_id, generation=generation, processes=processes, protocol_version=1)
+def hello(run_id: str, *, rank: int = 0, generation: int = 0) -> bytes:
+    """The first message of a rank's stream."""
+    incarnation = f"{random.randbytes(6).hex()}-{rank}"
+    process = session_pb2.Process(rank=rank, incarnation=incarnation, host="hostile", pid=1)
+    said = session_pb2.Hello(run_id=run_id, generation=generation, processes=[process], protocol_version=1)
     return session_pb2.ConnectRequest(hello=said).SerializeToString()
 
 

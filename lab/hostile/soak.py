@@ -393,15 +393,14 @@ def run(folder: Path, enough: Callable[[Soak], bool], attacks: Sequence[Attack] 
             time.sleep(SAMPLE_INTERVAL)
 
 
-def run_in_turns(folder: Path, attacks: Sequence[Attack] = ATTACKS) -> Account:
+def run_in_turns(folder: Path) -> Account:
     """Let a job and hostile clients of each kind meet, one kind after the other.
 
     Args:
         folder: an empty one.
-        attacks: the kinds of hostile client.
     """
     with ExitStack() as stack:
-        soak = Soak(folder, attacks, stack, visit_timeout=PATIENCE)
+        soak = Soak(folder, ATTACKS, stack, visit_timeout=PATIENCE)
         soak.start()
         soak.attack_in_turns()
         return soak.end()

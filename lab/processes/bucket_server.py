@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from lab.patience import until
@@ -55,12 +54,7 @@ class BucketServer:
         self.filesystem().mkdir(BUCKET)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
 

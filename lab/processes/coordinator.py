@@ -11,8 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from lab.patience import PATIENCE, until
 from lab.processes.daemon import Daemon
@@ -83,18 +82,7 @@ class Coordinator(Daemon):
         self._extra = extra
         self._https = https
 
-    def __enter__(self) -> "Coordinator":
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-    def start(self) -> "Coordinator":
+    def start(self) -> Self:
         """Start it, and wait until it serves."""
         self.begin()
         until(self._ready, "it does not become ready")

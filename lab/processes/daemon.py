@@ -3,9 +3,11 @@
 import os
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lab.patience import PATIENCE
 from lab.processes import fork_client
@@ -27,6 +29,16 @@ class Daemon:
         self._program = program
         self._environment = environment
         self._process: subprocess.Popen[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> Self:
+        """Start it, and wait until it serves."""
+        raise NotImplementedError
 
     def _launch(self, *arguments: str) -> None:
         with self.log_path.open("ab") as log:
@@ -73,6 +85,11 @@ class Daemon:
             self._process.wait()
             self._process = None
 
+    def restart(self) -> None:
+        """SIGKILL it, and start it again."""
+        self.kill()
+        self.start()
+
     def stop(self) -> int:
         """SIGTERM, and wait for the end.
 
@@ -84,3 +101,28 @@ class Daemon:
         code = self._process.wait(timeout=PATIENCE)
         self._process = None
         return code
+
+
+class HttpDaemon(Daemon):
+    """A daemon with an HTTP port."""
+
+    http_port: int
+
+    def _ready(self) -> bool:
+        self._check_runs()
+        with suppress(OSError):
+            return bool(self.get("/readyz"))
+        return False
+
+    def get(self, path: str) -> str:
+        """The text of an HTTP path."""
+        url = f"http://127.0.0.1:{self.http_port}{path}"
+        with urllib.request.urlopen(url, timeout=PATIENCE) as response:
+            return str(response.read().decode())
+
+    def metric(self, name: str) -> float:
+        """The value of one of its metrics, with its labels as Prometheus writes them."""
+        for line in self.get("/metrics").splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+        raise AssertionError(f"there is no metric {name}")

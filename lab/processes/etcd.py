@@ -1,8 +1,6 @@
 """A real etcd for tests: one member or several, started, stopped, killed and started again."""
 
 import os
-import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,21 +12,9 @@ import grpc
 
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import free_port
+from lab.processes.tools import tool
 from muster.etcd.v3 import etcd_pb2
 from muster.service.etcd.client import RANGE, STATUS
-
-ROOT = Path(__file__).parents[2]
-
-
-def program() -> str:
-    """Where ``etcd`` is: fetched by the Makefile, or installed."""
-    fetched = ROOT / ".tools" / "etcd-server" / "usr" / "bin" / "etcd"
-    found = str(fetched) if fetched.exists() else shutil.which("etcd")
-    assert found, (
-        "etcd is needed and is not here. Fetch it with `dev/fetch-debian.sh etcd-server`, or install it, for "
-        "example with `apt-get install etcd-server`."
-    )
-    return found
 
 
 class Member:
@@ -62,7 +48,7 @@ class Member:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    program(),
+                    tool("etcd", "etcd-server"),
                     f"--name={self.name}",
                     f"--data-dir={self.folder / self.name}",
                     f"--listen-client-urls={url}",
@@ -99,14 +85,6 @@ class Member:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def stop(self) -> None:
-        """SIGSTOP."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
 
 
 class Cluster:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from lab.patience import PATIENCE, until
@@ -63,18 +62,7 @@ class Keeper(Daemon):
             *extra,
         )
 
-    def __enter__(self) -> "Keeper":
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-    def start(self) -> "Keeper":
+    def start(self) -> Self:
         """Start it, and wait until it serves."""
         (self.folder / "keeper.json").unlink(missing_ok=True)
         self.launch()

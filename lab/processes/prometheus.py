@@ -1,38 +1,26 @@
 """A real Prometheus for tests, and its ``promtool``."""
 
 import json
-import shutil
 import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import free_port
+from lab.processes.tools import tool
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "helm" / "muster" / "rules" / "muster.rules.yaml"
 
 
-def tool(name: str) -> str:
-    """Where ``prometheus`` or ``promtool`` is: fetched by the Makefile, or installed."""
-    fetched = ROOT / ".tools" / "prometheus" / "usr" / "bin" / name
-    found = str(fetched) if fetched.exists() else shutil.which(name)
-    assert found, (
-        f"{name} is needed and is not here. Fetch it with `dev/fetch-debian.sh prometheus`, or install "
-        "Prometheus, for example with `apt-get install prometheus`."
-    )
-    return found
-
-
 def promtool(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run promtool."""
     return subprocess.run(
-        [tool("promtool"), *arguments],
+        [tool("promtool", "prometheus"), *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -59,7 +47,6 @@ class Prometheus:
         relay: the relay's, if there is one.
         watcher: the watcher's, if there is one.
         interval: seconds between two scrapes.
-        job: the job label; the others have it with ``-relay`` or ``-watcher``.
     """
 
     def __init__(
@@ -70,15 +57,13 @@ class Prometheus:
         watcher: str = "",
         *,
         interval: float = 0.5,
-        job: str = "muster",
     ) -> None:
-        self.job = job
         self._folder = folder
         self._address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
         every = f"{round(interval * 1000)}ms"
-        others = {f"{job}-relay": relay, f"{job}-watcher": watcher}
-        targets = {job: target} | {name: address for name, address in others.items() if address}
+        others = {"muster-relay": relay, "muster-watcher": watcher}
+        targets = {"muster": target} | {name: address for name, address in others.items() if address}
         self._config = {
             "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
             "rule_files": [str(RULES)],
@@ -95,7 +80,7 @@ class Prometheus:
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [
-                    tool("prometheus"),
+                    tool("prometheus", "prometheus"),
                     f"--config.file={config}",
                     f"--storage.tsdb.path={self._folder / 'tsdb'}",
                     f"--web.listen-address={self._address}",
@@ -108,12 +93,7 @@ class Prometheus:
         until(self._ready, lambda: f"Prometheus does not become ready:\n{log.read_text()}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.kill()
         self._process.wait()

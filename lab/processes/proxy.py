@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from lab.patience import PATIENCE
@@ -40,12 +39,7 @@ class Proxy:
         self.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._do(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -55,9 +49,9 @@ class Proxy:
         """Hold every chunk of bytes back for so long."""
         self._delay = seconds
 
-    def black_hole(self, swallow: bool = True) -> None:
+    def black_hole(self) -> None:
         """Take bytes and pass none on, without closing anything."""
-        self._swallow = swallow
+        self._swallow = True
 
     def hold(self) -> None:
         """Keep what clients say from now on; what they say after a :meth:`black_hole` is lost as usual."""

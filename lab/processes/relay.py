@@ -1,19 +1,16 @@
 """A real relay process for tests: started, killed, stopped and woken, on one socket."""
 
 import tempfile
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from lab.patience import PATIENCE, until
+from lab.patience import until
 from lab.processes.coordinator import Coordinator, free_port
-from lab.processes.daemon import Daemon
+from lab.processes.daemon import HttpDaemon
 from lab.processes.fork_client import MUSTER
 
 
-class Relay(Daemon):
+class Relay(HttpDaemon):
     """``muster relay`` as a child process.
 
     Args:
@@ -44,19 +41,11 @@ class Relay(Daemon):
         super().__init__(folder / f"relay-{self.http_port}.log", program, environment)
         self._extra = extra
 
-    def __enter__(self) -> "Relay":
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         self._own.cleanup()
 
-    def start(self) -> "Relay":
+    def start(self) -> Self:
         """Start it, and wait until it listens."""
         self._launch(
             "relay",
@@ -67,25 +56,6 @@ class Relay(Daemon):
         )
         until(self._ready, "the relay does not become ready")
         return self
-
-    def _ready(self) -> bool:
-        self._check_runs()
-        with suppress(OSError):
-            return bool(self.get("/readyz"))
-        return False
-
-    def get(self, path: str) -> str:
-        """The text of an HTTP path."""
-        url = f"http://127.0.0.1:{self.http_port}{path}"
-        with urllib.request.urlopen(url, timeout=PATIENCE) as response:
-            return str(response.read().decode())
-
-    def metric(self, name: str) -> float:
-        """The value of one of its metrics that has no labels."""
-        for line in self.get("/metrics").splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-        raise AssertionError(f"there is no metric {name}")
 
 
 class RelayedCoordinator(Coordinator):
@@ -102,16 +72,11 @@ class RelayedCoordinator(Coordinator):
         self.endpoint = f"127.0.0.1:{self.port}"
         self.relay = Relay(folder, self.listens, listen=self.endpoint)
 
-    def __enter__(self) -> "RelayedCoordinator":
+    def __enter__(self) -> Self:
         self.start()
         self.relay.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.relay.__exit__(kind, error, traceback)
-        super().__exit__(kind, error, traceback)
+    def __exit__(self, *_: object) -> None:
+        self.relay.__exit__()
+        super().__exit__()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lab.patience import PATIENCE, until
@@ -22,6 +21,9 @@ MAX_SOCKET_PATH = 100
 """Bytes; Linux takes 107 of a socket's path."""
 CRED_EXPIRE = 5
 """Seconds that a requeued job waits before it starts again. Slurm's least; its default is 120."""
+CPUS = 4
+GRACE = 60
+"""Seconds that a preempted job has."""
 
 
 def program(name: str) -> str:
@@ -41,13 +43,11 @@ class Slurm:
     """A cluster of one controller and several nodes, with a partition that may preempt another.
 
     Jobs are processes of this user. The partition ``low`` is the default one. A job of ``high`` preempts jobs
-    of ``low``, which Slurm requeues. A node is a ``slurmd``, with ``cpus`` CPUs whatever the machine has.
+    of ``low``, which Slurm requeues. A node is a ``slurmd``, with ``CPUS`` CPUs whatever the machine has.
 
     Args:
         folder: for its files and logs.
         nodes: how many; their names are ``n1``, ``n2`` and so on.
-        cpus: CPUs of each.
-        grace: seconds that a preempted job has.
         switches: by the name of each leaf switch, its nodes. All are below one core switch.
     """
 
@@ -56,16 +56,12 @@ class Slurm:
         folder: Path,
         nodes: int,
         *,
-        cpus: int = 4,
-        grace: int = 60,
         switches: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         assert len(str(folder / "munge.sock")) < MAX_SOCKET_PATH, f"{folder} is too long for a socket in it"
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self._user = pwd.getpwuid(os.getuid()).pw_name
-        self._cpus = cpus
-        self._grace = grace
         self._switches = switches or {}
         self._processes: list[subprocess.Popen[Any]] = []
         libraries = [FETCHED / LIBRARIES, FETCHED / LIBRARIES / "slurm-wlm"]
@@ -85,12 +81,7 @@ class Slurm:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.call("scancel", f"--user={self._user}")
             until(lambda: not self.call("squeue", "--noheader"), self.logs)
@@ -232,10 +223,10 @@ class Slurm:
             "RebootProgram=/bin/true",  # without it, Slurm refuses to reboot nodes
             "ReturnToService=2",
             *(
-                f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={self._cpus}"
+                f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={CPUS}"
                 for name in self.nodes
             ),
-            f"PartitionName=low Nodes={names} Default=YES PriorityTier=1 GraceTime={self._grace}",
+            f"PartitionName=low Nodes={names} Default=YES PriorityTier=1 GraceTime={GRACE}",
             f"PartitionName=high Nodes={names} PriorityTier=2 PreemptMode=OFF",
         ]
         return "\n".join(lines) + "\n"

@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
+from lab.patience import PATIENCE
 from lab.processes import fork_client
 
 
@@ -31,3 +34,19 @@ def torchrun(
         stdout=log,
         stderr=log,
     )
+
+
+@contextmanager
+def agents(
+    arguments: Sequence[str], environments: Iterable[Mapping[str, str]], log_path: Path
+) -> Iterator[list[subprocess.Popen[Any]]]:
+    """Start one with each environment, all with the same arguments and one log; end them at the end."""
+    with log_path.open("a") as log:
+        started = [torchrun(arguments, environment, log) for environment in environments]
+    try:
+        yield started
+    finally:
+        for agent in started:
+            agent.terminate()
+        for agent in started:
+            agent.wait(PATIENCE)

@@ -1,17 +1,15 @@
 """A real watcher process for tests: started, killed, stopped and asked for its metrics."""
 
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
-from lab.patience import PATIENCE, until
+from lab.patience import until
 from lab.processes.coordinator import free_port
-from lab.processes.daemon import Daemon
+from lab.processes.daemon import HttpDaemon
 from lab.processes.fork_client import MUSTER
 
 
-class Watcher(Daemon):
+class Watcher(HttpDaemon):
     """``muster watch`` as a child process.
 
     Args:
@@ -43,18 +41,7 @@ class Watcher(Daemon):
             *extra,
         )
 
-    def __enter__(self) -> "Watcher":
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-    def start(self) -> "Watcher":
+    def start(self) -> Self:
         """Start it, and wait until each source has answered."""
         self.launch()
         until(self._ready, "the watcher does not become ready")
@@ -63,25 +50,6 @@ class Watcher(Daemon):
     def launch(self) -> None:
         """Start it, and wait for nothing."""
         self._launch(*self._arguments)
-
-    def _ready(self) -> bool:
-        self._check_runs()
-        with suppress(OSError):
-            return bool(self.get("/readyz"))
-        return False
-
-    def get(self, path: str) -> str:
-        """The text of an HTTP path."""
-        url = f"http://127.0.0.1:{self.http_port}{path}"
-        with urllib.request.urlopen(url, timeout=PATIENCE) as response:
-            return str(response.read().decode())
-
-    def metric(self, name: str) -> float:
-        """The value of one of its metrics, with its labels as Prometheus writes them."""
-        for line in self.get("/metrics").splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-        raise AssertionError(f"there is no metric {name}")
 
     @property
     def log(self) -> str:

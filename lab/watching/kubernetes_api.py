@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from lab.http_server import serving
+
 Manifest = dict[str, Any]
 Key = tuple[str, str, str]
 """Plural, namespace (empty for none) and name."""
@@ -354,24 +356,19 @@ def running(tls: ssl.SSLContext | None = None) -> Iterator[KubernetesApi]:
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
         handler.api = api  # type: ignore[attr-defined]
-        # A watch has a thread until its client goes.
-        server.daemon_threads, server.block_on_close = True, False
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield api
-        finally:
-            api.break_off()
-            server.shutdown()
-            thread.join()
+        with serving(server):  # A watch has a thread until its client goes.
+            try:
+                yield api
+            finally:
+                api.break_off()
 
 
-def kubeconfig(api: KubernetesApi, token: str = "") -> Manifest:
+def kubeconfig(url: str, token: str = "") -> Manifest:
     """The configuration with which a client reaches a server."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "small", "cluster": {"server": api.url}}],
+        "clusters": [{"name": "small", "cluster": {"server": url}}],
         "users": [{"name": "tester", "user": {"token": token} if token else {}}],
         "contexts": [{"name": "small", "context": {"cluster": "small", "user": "tester"}}],
         "current-context": "small",

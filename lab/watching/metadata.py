@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from aiohttp import web
@@ -38,12 +37,7 @@ class FakeMetadataServer:
         self._runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -182,19 +176,16 @@ class FakeGoogle(FakeMetadataServer):
 
 
 class FakeAzure(FakeMetadataServer):
-    """Azure's.
-
-    Args:
-        vm: the VM's name.
-    """
+    """Azure's."""
 
     EVENTS = "/metadata/scheduledevents"
     NAME = "/metadata/instance/compute/name"
+    VM = "vmss_0"
+    """The VM's name."""
 
-    def __init__(self, vm: str = "vmss_0") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.vm = vm
-        self.documents |= {self.NAME: vm, self.EVENTS: {"DocumentIncarnation": 1, "Events": []}}
+        self.documents |= {self.NAME: self.VM, self.EVENTS: {"DocumentIncarnation": 1, "Events": []}}
 
     def schedule(self, kind: str = "Preempt", seconds: float = 30.0, **fields: Any) -> None:
         """Schedule an event of this VM.
@@ -208,7 +199,7 @@ class FakeAzure(FakeMetadataServer):
             "EventId": "602d9444-d2cd-49c7-8624-8643e7171297",
             "EventType": kind,
             "ResourceType": "VirtualMachine",
-            "Resources": [self.vm],
+            "Resources": [self.VM],
             "EventStatus": "Scheduled",
             "NotBefore": http_time(time.time() + seconds),
             "Description": "",

@@ -12,6 +12,7 @@ from muster.service.storage.backup import backup, read, restore
 from muster.service.storage.engine import StorageError
 from muster.service.storage.etcd import EtcdEngine
 from muster.service.storage.sqlite import SqliteEngine
+from tests.support.expect import raising
 
 ROWS = {
     b"run\0job1": b"1",
@@ -104,10 +105,7 @@ def test_backup_includes_a_complete_journal(state: str, tmp_path: Path):
 
 
 def fall_before_carrying_out(engine: EtcdEngine) -> None:
-    def fall(_: object) -> None:
-        raise InterruptedError
-
-    engine._carry_out = fall  # type: ignore[method-assign, assignment]
+    engine._carry_out = raising(InterruptedError)  # type: ignore[method-assign]
 
 
 def test_nothing_is_backed_up_where_there_is_no_state(state: str, tmp_path: Path):

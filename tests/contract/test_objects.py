@@ -9,6 +9,7 @@ import pytest
 
 from lab.processes.bucket_server import BUCKET, BucketServer
 from muster.checkpoint.bucket.fsspec_objects import FsspecObjects
+from tests.support.expect import raising
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +97,8 @@ def test_error_of_a_store_without_exclusive_writes_is_not_taken_for_absence(
     monkeypatch.setattr(objects._fs, "pipe_file", lambda path, data, mode="": pipe(path, data))
     assert not objects.check_exclusive()
     assert objects.create("name", b"first")
-
-    def fails(path: str, **_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as patched:
-        patched.setattr(objects._fs, "info", fails)
+        patched.setattr(objects._fs, "info", raising(OSError, errno.EIO, os.strerror(errno.EIO)))
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             objects.create("name", b"second")
     assert objects.get("name") == b"first"

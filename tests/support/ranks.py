@@ -10,11 +10,11 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn, Self
 
 from lab.patience import PATIENCE
 from tests.support.world import history
@@ -56,7 +56,66 @@ class Identity:
     generation: int = 0
 
 
-class Rank:
+class RankProcess:
+    """The process of a rank, which is told over a pipe what to do.
+
+    Args:
+        main: what it runs, which is given the identity and a pipe, and calls :func:`obey`.
+        identity: of the rank.
+    """
+
+    def __init__(self, main: Callable[[Any, Connection], None], identity: Any) -> None:
+        self.rank: int = identity.rank
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=main, args=(identity, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid or 0
+
+    def tell(self, operation: str, **arguments: Any) -> Self:
+        """Start an operation; its answer is fetched by :meth:`answer`."""
+        self._pipe.send((operation, arguments))
+        return self
+
+    def answer(self, timeout: float = PATIENCE) -> Any:
+        """What the last operation told has come to."""
+        assert self._pipe.poll(timeout), f"rank {self.rank} did not answer within {timeout} s"
+        return self._pipe.recv()
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """Tell, and wait for the answer."""
+        return self.tell(operation, **arguments).answer()
+
+    def end(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def obey(worker: object, pipe: Connection, failed: Callable[[Exception], object] | None = None) -> NoReturn:
+    """Call the methods that a pipe names, until its other end is closed.
+
+    Args:
+        worker: has the methods.
+        pipe: takes each method's result.
+        failed: makes the answer to an exception; default: it ends the process.
+    """
+    while True:
+        try:
+            operation, arguments = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            answer = getattr(worker, operation)(**arguments)
+        except Exception as error:
+            if failed is None:
+                raise
+            answer = failed(error)
+        pipe.send(answer)
+
+
+class Rank(RankProcess):
     """One worker process.
 
     Args:
@@ -65,17 +124,7 @@ class Rank:
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
-        self.rank = identity.rank
-        self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_main, args=(identity, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.pid = self._process.pid or 0
-
-    def tell(self, operation: str, **arguments: Any) -> "Rank":
-        """Start an operation of :class:`_Worker`; its answer is fetched by :meth:`answer`."""
-        self._pipe.send((operation, arguments))
-        return self
+        super().__init__(_main, identity)
 
     def answer(self, timeout: float = PATIENCE) -> Any:
         """What the last operation told has come to.
@@ -83,15 +132,10 @@ class Rank:
         Raises:
             RankFailed: it raised an exception.
         """
-        assert self._pipe.poll(timeout), f"rank {self.rank} did not answer within {timeout} s"
-        answer = self._pipe.recv()
+        answer = super().answer(timeout)
         if isinstance(answer, RankFailed):
             raise answer
         return answer
-
-    def ask(self, operation: str, **arguments: Any) -> Any:
-        """Tell, and wait for the answer."""
-        return self.tell(operation, **arguments).answer()
 
     def has_answered(self) -> bool:
         """Whether an answer waits."""
@@ -102,14 +146,6 @@ class Rank:
         os.kill(self.pid, number)
         if number == signal.SIGKILL:
             self._process.join()
-
-    def end(self) -> None:
-        """End it normally if it can, else by force."""
-        if self._process.is_alive():
-            os.kill(self.pid, signal.SIGCONT)
-            self._process.kill()
-            self._process.join()
-        self._pipe.close()
 
 
 @contextmanager
@@ -224,14 +260,6 @@ class _Worker:
     def history(self) -> list[tuple[float, history.Event]]:
         """What this process did and heard, with the machine's monotonic time."""
         return self.events
-
-    def execute(self, prefix: str = "checkpoint", timeout: float = 60.0, **more: Any) -> Heard:
-        """Execute one barrier as users do, with exceptions for failures."""
-        try:
-            self._barrier(prefix, timeout, **more).execute_barrier()
-        except Exception as error:
-            return _heard(error)
-        return Heard("RELEASED")
 
     def mixed(self, until: str, pause: float, timeout: float = 60.0) -> list[tuple[float, float]]:
         """Execute barriers until a file is there: plain ones, votes to fail, and gathers.
@@ -390,14 +418,9 @@ def _main(identity: Identity, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = _Worker(identity)
     logging.getLogger("muster").addHandler(_Warnings(worker.warnings))
-    while True:
-        try:
-            operation, arguments = pipe.recv()
-        except EOFError:
-            os._exit(0)
-        try:
-            answer = getattr(worker, operation)(**arguments)
-        except Exception as error:
-            traceback.print_exc()
-            answer = RankFailed(f"rank {identity.rank} of {identity.run_id}: {type(error).__name__}: {error}")
-        pipe.send(answer)
+
+    def failed(error: Exception) -> RankFailed:
+        traceback.print_exc()
+        return RankFailed(f"rank {identity.rank} of {identity.run_id}: {type(error).__name__}: {error}")
+
+    obey(worker, pipe, failed)

@@ -4,7 +4,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -24,23 +23,18 @@ class Standby(grpc.GenericRpcHandler):
 
     Args:
         leader: the leader that it names; empty: no leader.
-        replicas: other replicas that it names.
         hold: seconds for which it holds a call whose sender knows as much as itself.
         credentials: for TLS.
-        port: where; 0: anywhere.
     """
 
     def __init__(
         self,
         leader: str = "",
         *,
-        replicas: tuple[str, ...] = (),
         hold: float = HOLD,
         credentials: grpc.ServerCredentials | None = None,
-        port: int = 0,
     ) -> None:
         self._leader = leader
-        self._replicas = replicas
         self._hold = hold
         self._changed = threading.Condition()
         self._held = 0
@@ -48,7 +42,7 @@ class Standby(grpc.GenericRpcHandler):
         """The method of each call, and what its header said; None: it had none."""
         self._threads = ThreadPoolExecutor(THREADS)
         self._server = grpc.server(self._threads, handlers=[self])
-        address = f"127.0.0.1:{port}"
+        address = "127.0.0.1:0"
         if credentials is None:
             self.port = self._server.add_insecure_port(address)
         else:
@@ -59,12 +53,7 @@ class Standby(grpc.GenericRpcHandler):
     def __enter__(self) -> "Standby":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -106,7 +95,7 @@ class Standby(grpc.GenericRpcHandler):
             Reason.NOT_LEADER,
             f"this replica stands by: {who}. Call the leader.",
             **known,
-            replicas=",".join(self._replicas),
+            replicas="",
         )
         yield from _ended(context, refusal)
 
@@ -136,12 +125,7 @@ class Address:
     def __enter__(self) -> "Address":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_up()
 
     def give_up(self) -> None:

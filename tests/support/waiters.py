@@ -1,6 +1,8 @@
-"""Waits until ranks have arrived at a barrier, or wait for a key."""
+"""Waits until ranks have arrived at a barrier, wait for a key, or are connected again."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import grpc
 
@@ -29,3 +31,13 @@ def wait_for_arrivals(endpoint: str, count: int, run_id: str = "job") -> None:
 def wait_until_asked(store: CoordinatorStore) -> None:
     """Until another thread asks something of this store, and is about to wait for the answer."""
     until(lambda: store._line is not None and store._line._turn.locked(), "it asks nothing")
+
+
+def until_called_again(sessions: Sequence[Any], calls: Sequence[Any]) -> None:
+    """Until each session is connected by another call than before."""
+    until(
+        lambda: all(
+            one._stream.call is not call and one._stream.connected
+            for one, call in zip(sessions, calls, strict=True)
+        )
+    )

@@ -1,11 +1,14 @@
-"""Calls to the coordinator: the options of their channels, and how to read their failures."""
+"""Calls to the coordinator: their channels, and how to read their failures."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, cast
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
+from muster.client.addresses import target_of
 from muster.client.credentials import TOKEN_REFUSED, Credentials
 from muster.client.replicas import Search, Target
 
@@ -47,6 +50,41 @@ def channel_options(target: Target) -> list[tuple[str, Any]]:
         ("grpc.min_reconnect_backoff_ms", target.connect_timeout_ms),
         *((timer, target.keepalive_ms) for timer in timers),
     ]
+
+
+def open_aio_channel(
+    target: Target, credentials: Credentials, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.aio.Channel:
+    """Open a channel of asyncio to the coordinator. Its calls take their headers from :func:`call_headers`.
+
+    Args:
+        target: the coordinator.
+        credentials: valid for its address.
+        options: gRPC's, in addition to :func:`channel_options`.
+
+    Raises:
+        EnvironmentValueError: a file of the credentials cannot be used, or one that it needs is missing.
+    """
+    address, options = target_of(target.address), [*channel_options(target), *options]
+    tls = credentials.channel_credentials()
+    if tls is None:
+        credentials.warn_if_readable(target.address)
+        return grpc.aio.insecure_channel(address, options=options)
+    named = [*options, *credentials.name_options(target.tls_name)]
+    return grpc.aio.secure_channel(address, tls, options=named)
+
+
+async def call_headers(search: Search, credentials: Credentials) -> list[tuple[str, str]]:
+    """Return the headers of a call. A token's command runs beside the event loop.
+
+    Raises:
+        EnvironmentValueError: the token cannot be used.
+    """
+    if credentials.token_command:
+        authorization = await asyncio.to_thread(credentials.authorization)
+    else:
+        authorization = credentials.authorization()
+    return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
 
 
 def explain(error: grpc.RpcError) -> str:

@@ -117,7 +117,11 @@ class Credentials:
     @classmethod
     def toward(cls, address: str) -> "Credentials":
         """Return the credentials for an address: none for a socket, whose file's permissions decide."""
-        return cls() if is_socket(address) else cls.of()
+        return cls.of().valid_for(address)
+
+    def valid_for(self, address: str) -> "Credentials":
+        """Return these credentials; none for a socket."""
+        return Credentials() if is_socket(address) else self
 
     def check(self) -> None:
         """Check that all credentials can be used, before a caller waits for a connection.

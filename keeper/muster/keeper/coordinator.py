@@ -14,8 +14,7 @@ from typing import Any
 import grpc
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.client.addresses import is_socket, target_of
-from muster.client.calls import ELSEWHERE, channel_options, reason_of, search_on
+from muster.client.calls import ELSEWHERE, call_headers, open_aio_channel, reason_of, search_on
 from muster.client.credentials import TOKEN_REFUSED, Credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.protocol import PROTOCOL_VERSION
@@ -155,11 +154,12 @@ class CoordinatorLink:
             StreamEndedError: the stream ended.
             TimeoutError: the coordinator did not answer.
         """
-        channel = self._open(target)
+        credentials = self._credentials.valid_for(target.address)
+        channel = open_aio_channel(target, credentials)
         tasks: list[asyncio.Task[None]] = []
         try:
             stub: Any = local_pb2_grpc.LocalCheckpointServiceStub(channel)
-            metadata = await self._metadata(search, target)
+            metadata = await call_headers(search, credentials)
             report = self._keeper.report()
             request = codec.keep_request(self._run_id, self._about(), report, PROTOCOL_VERSION)
             call = stub.Keep(request, metadata=metadata)
@@ -173,7 +173,7 @@ class CoordinatorLink:
 
             async def ask(attempt: SaveAttempt) -> pb.PermitResponse:
                 request = codec.permit_request(self._run_id, self._keeper.id, attempt)
-                metadata = await self._metadata(search, target)
+                metadata = await call_headers(search, credentials)
                 response: pb.PermitResponse = await stub.Permit(
                     request, timeout=CALL_TIMEOUT, metadata=metadata
                 )
@@ -183,7 +183,7 @@ class CoordinatorLink:
             self._hear(report)
             tasks = [
                 asyncio.create_task(self._listen(call), name="muster-keeper-listen"),
-                asyncio.create_task(self._tell(stub, search, target), name="muster-keeper-tell"),
+                asyncio.create_task(self._tell(stub, search, credentials), name="muster-keeper-tell"),
             ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -239,14 +239,14 @@ class CoordinatorLink:
         except grpc.aio.AioRpcError as error:
             raise OSError(f"the coordinator does not permit the commit: {error.details()}") from error
 
-    async def _tell(self, stub: Any, search: Search, target: Target) -> None:  # noqa: ANN401
+    async def _tell(self, stub: Any, search: Search, credentials: Credentials) -> None:  # noqa: ANN401
         """Report each change. A change during a call is reported by the next one."""
         while self._heard is not None:
             await self._keeper.changes.until(lambda: not self._unheard().is_empty)
             changes = self._unheard()
             heard = self._heard.with_changes(changes)
             request = codec.report_request(self._run_id, self._keeper.id, changes, heard.confirmed or 0)
-            metadata = await self._metadata(search, target)
+            metadata = await call_headers(search, credentials)
             await stub.Report(request, timeout=CALL_TIMEOUT, metadata=metadata)
             self._hear(heard)
 
@@ -257,26 +257,3 @@ class CoordinatorLink:
     def _hear(self, report: Report) -> None:
         self._heard = report
         self._heard_changed.notify()
-
-    # ------------------------------------------------------------------ the connection
-
-    def _toward(self, target: Target) -> Credentials:
-        return Credentials() if is_socket(target.address) else self._credentials
-
-    async def _metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
-        credentials = self._toward(target)
-        if credentials.token_command:
-            authorization = await asyncio.to_thread(credentials.authorization)
-        else:
-            authorization = credentials.authorization()
-        return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
-
-    def _open(self, target: Target) -> grpc.aio.Channel:
-        credentials = self._toward(target)
-        address, options = target_of(target.address), channel_options(target)
-        tls = credentials.channel_credentials()
-        if tls is None:
-            credentials.warn_if_readable(target.address)
-            return grpc.aio.insecure_channel(address, options=options)
-        named = [*options, *credentials.name_options(target.tls_name)]
-        return grpc.aio.secure_channel(address, tls, options=named)

@@ -13,8 +13,7 @@ from typing import Any
 
 import grpc
 
-from muster.client.addresses import target_of
-from muster.client.calls import channel_options, explain, reason_of, search_on
+from muster.client.calls import call_headers, explain, open_aio_channel, reason_of, search_on
 from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.protocol import AGENT_RELAY_HEADER, PROTOCOL_VERSION, RELAY_HEADER, TTL_PINGS
@@ -274,13 +273,8 @@ class Upstream:
         Raises:
             EnvironmentValueError: the token cannot be used.
         """
-        credentials = Credentials.toward(target.address)
-        if credentials.token_command:
-            authorization = await asyncio.to_thread(credentials.authorization)
-        else:
-            authorization = credentials.authorization()
-        token = [("authorization", authorization)] if authorization else []
-        return [*search.metadata, *token, *self._own_headers]
+        headers = await call_headers(search, Credentials.toward(target.address))
+        return [*headers, *self._own_headers]
 
     async def close(self) -> None:
         """End all streams and connections."""
@@ -315,19 +309,9 @@ def search_time(session_ttl_ms: int, lease_ttl_ms: int = 0) -> float:
 
 
 def _open(target: Target) -> grpc.aio.Channel:
-    credentials = Credentials.toward(target.address)
-    address = target_of(target.address)
-    options = [
-        *channel_options(target),
-        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
-    ]
-    tls = credentials.channel_credentials()
-    if tls is None:
-        credentials.warn_if_readable(target.address)
-        return grpc.aio.insecure_channel(address, options=options)
-    named = [*options, *credentials.name_options(target.tls_name)]
-    return grpc.aio.secure_channel(address, tls, options=named)
+    backoffs = ("grpc.initial_reconnect_backoff_ms", "grpc.max_reconnect_backoff_ms")
+    options = [(name, RECONNECT_MS) for name in backoffs]
+    return open_aio_channel(target, Credentials.toward(target.address), options)
 
 
 def _knows_no_relays(refusal: pb.Refusal) -> bool:

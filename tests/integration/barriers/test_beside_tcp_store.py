@@ -249,7 +249,6 @@ def test_a_session_is_resumed_under_the_same_incarnation(coordinator: Coordinato
     session = Session(config)
     session.join("g", Shape(1), 20)
     assert session.barrier("g", 5).sequence == 0
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     assert session.barrier("g", 20).sequence == 1
     session.close()

@@ -27,8 +27,7 @@ def test_no_two_ranks_hold_different_outcomes_after_random_kills(coordinator: Co
             # Barriers are decided again; an idle wait is wanted then: the moment of the kill is random.
             coordinator.logged("barrier.decided", len(coordinator.log("barrier.decided")) + 1)
             time.sleep(moments.uniform(0.0, 0.1))
-            coordinator.kill()
-            coordinator.start()
+            coordinator.restart()
         coordinator.logged("barrier.decided", BARRIERS)
         end.touch()
         (count,) = {len(rank.answer()) for rank in world}
@@ -42,8 +41,7 @@ def test_a_coordinator_killed_while_ranks_wait_completes_the_barrier(coordinator
         world[0].tell("barrier")
         world[1].tell("barrier")
         wait_for_arrivals(coordinator.endpoint, 2)
-        coordinator.kill()
-        coordinator.start()
+        coordinator.restart()
         assert world[2].ask("barrier").outcome == "RELEASED"
         assert [world[n].answer().outcome for n in (0, 1)] == ["RELEASED"] * 2
         assert_good_history(world)
@@ -55,8 +53,7 @@ def test_an_outcome_is_remembered_for_a_rank_that_had_not_heard_it(coordinator: 
         world[1].ask("join")
         timed_out = world[0].ask("barrier", timeout=1.0)
         assert timed_out.outcome == "TIMED_OUT"
-        coordinator.kill()
-        coordinator.start()
+        coordinator.restart()
         late = world[1].ask("barrier")
         assert (late.outcome, late.sequence, late.message) == (
             timed_out.outcome,

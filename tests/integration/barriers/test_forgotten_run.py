@@ -56,11 +56,9 @@ def test_the_id_of_a_closed_run_can_be_used_again_at_once(coordinator: Coordinat
     with job(coordinator):
         pass
     output(coordinator.endpoint, "close", "job1")
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     assert json.loads(output(coordinator.endpoint, "forget", "job1", "--force", "-o", "json"))
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     with job(coordinator) as running:
         assert running.get().sequence == 1
         assert running.get().generation == 0

@@ -68,8 +68,7 @@ def test_ranks_outlive_a_coordinator_that_is_killed(coordinator: Coordinator):
         for rank in world[1:]:
             rank.tell("barrier")
         wait_for_arrivals(coordinator.endpoint, 2)
-        coordinator.kill()
-        coordinator.start()
+        coordinator.restart()
         assert world[0].ask("barrier").outcome == "RELEASED"
         assert [rank.answer().outcome for rank in world[1:]] == ["RELEASED"] * 2
         assert not coordinator.log("member.gone")

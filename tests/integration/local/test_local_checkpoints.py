@@ -188,12 +188,10 @@ def test_keeper_that_dies_before_the_decision_is_replaced(job: LocalJob):
 def test_coordinator_that_is_killed_forgets_no_local_checkpoint(job: LocalJob, coordinator: Coordinator):
     job.begin()
     job.save(1, wait_for="replicated")
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     job.save(2, wait_for="replicated")
     job.kill()
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     job.nodes[0].lose()
     job.begin()
     assert job.all("resume") == ["step 2, local"] * 3

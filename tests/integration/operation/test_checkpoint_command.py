@@ -20,6 +20,7 @@ from muster.checkpoint.damage import CorruptCheckpointError
 from muster.checkpoint.storage_options import STORAGE_OPTIONS
 from muster.worker import Checkpointer
 from muster.worker.integrations.checkpoint import CommittedWriter
+from tests.support.saves.damage import flip
 from tests.support.saves.fake_barrier import FakeBarrier
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -48,12 +49,6 @@ def saved(place: str | Path, *steps: int, **options: Any) -> Checkpointer:
         made.save(step, state(step))
     assert made.finalize(blocking=True) == list(steps)
     return made
-
-
-def flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
 
 
 def test_checkpoints_of_a_job_are_listed_verified_and_marked(tmp_path: Path):

@@ -58,8 +58,7 @@ def test_restart_is_a_start_span_with_a_higher_epoch(tmp_path: Path):
         environment = {**os.environ, ENDPOINT: received.endpoint}
         with Coordinator(tmp_path, environment=environment) as coordinator:
             received.await_spans(lambda found: len(found) == 1)
-            coordinator.kill()
-            coordinator.start()
+            coordinator.restart()
             spans = [span for _, span in received.await_spans(lambda found: len(found) == 2)]
     assert [span.name for span in spans] == ["start", "start"]
     first, second = (int(str(attributes(span)["muster.epoch"])) for span in spans)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from muster.v1 import coordinator_pb2, coordinator_pb2_grpc
 from muster.v1 import session_pb2 as pb
 from tests.integration.security.test_bad_input import Stream, arrive, hello, join
 from tests.integration.security.test_fuzz import BOUNDS
+from tests.support.grpc_server import serving
 from tests.support.hostile.fuzzer import GOOD, SESSION
 from tests.support.ranks import Identity, Rank, everyone, ranks
 from tests.support.rich_status import reason_of
@@ -352,20 +352,19 @@ class Recorder(grpc.GenericRpcHandler):
 
 def test_a_workers_token_is_never_sent_up(tmp_path: Path):
     recorder = Recorder()
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[recorder])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
     asked = tokens(tmp_path / "relay.toml", worker=("worker", "*", OF_WORKER))
-    with Relay(
-        tmp_path,
-        f"127.0.0.1:{port}",
-        listen=f"127.0.0.1:{free_port()}",
-        extra=(f"--tokens-file={asked}",),
-        environment={**os.environ, "MUSTER_TOKEN": OF_RELAY},
-    ) as relay:
+    with (
+        serving(handlers=[recorder]) as upstream,
+        Relay(
+            tmp_path,
+            upstream,
+            listen=f"127.0.0.1:{free_port()}",
+            extra=(f"--tokens-file={asked}",),
+            environment={**os.environ, "MUSTER_TOKEN": OF_RELAY},
+        ) as relay,
+    ):
         answer(relay.listen, "Connect", "a-1", OF_WORKER)
         answer(relay.listen, "StoreService/NumKeys", "a-1", OF_WORKER)
-    server.stop(None).wait(PATIENCE)
     assert len(recorder.headers) >= 2
     assert {headers["authorization"] for headers in recorder.headers} == {f"Bearer {OF_RELAY}"}
     assert OF_WORKER not in str(recorder.headers)

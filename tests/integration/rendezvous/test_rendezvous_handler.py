@@ -8,11 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -28,6 +26,7 @@ from muster.worker import GrpcBarrier
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from tests.support import launches, store_users
 from tests.support.expect import some
+from tests.support.grpc_server import serving
 from tests.support.rendezvous_runs import (
     Joining,
     MusterRendezvous,
@@ -152,15 +151,10 @@ def test_a_coordinator_that_starts_later_is_found(tmp_path: Path):
 
 
 def test_another_server_that_speaks_grpc_is_told_apart_at_once():
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        error = elsewhere(port, read_timeout=20).error()
-    finally:
-        server.stop(None).wait()
+    with serving() as endpoint:
+        error = elsewhere(int(endpoint.rpartition(":")[2]), read_timeout=20).error()
     assert isinstance(error, RendezvousConnectionError)
-    assert f"127.0.0.1:{port} does not serve muster.v1.RendezvousService" in str(error)
+    assert f"{endpoint} does not serve muster.v1.RendezvousService" in str(error)
 
 
 def test_a_server_that_does_not_speak_grpc_is_an_error(coordinator: Coordinator):
@@ -249,8 +243,7 @@ def test_a_run_stays_closed_when_the_coordinator_is_killed(run: MusterRendezvous
     first = run.node("1")
     Joining(first).info()
     first.set_closed()
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     assert isinstance(Joining(run.node("1")).error(), RendezvousClosedError)
     assert run.node("1").is_closed()
 

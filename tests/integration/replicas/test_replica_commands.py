@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import time
-from concurrent import futures
 from typing import Any
 
 import grpc
@@ -16,6 +15,7 @@ from lab.processes.coordinator import MUSTER, Coordinator
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.worker import GrpcBarrier
+from tests.support.grpc_server import serving
 from tests.support.rendezvous_runs import in_thread
 from tests.support.replica_clients import (
     Succession,
@@ -115,15 +115,10 @@ class Breaking(grpc.GenericRpcHandler):
 def test_command_repeats_no_change_that_may_have_been_made(coordinator: Coordinator):
     """An abort that was lost on its way back would end the next barrier, too; a look may be taken again."""
     a_barrier(coordinator.endpoint)
-    server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Breaking()])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        where = f"--endpoint=127.0.0.1:{port},{coordinator.endpoint}"
+    with serving(handlers=[Breaking()]) as endpoint:
+        where = f"--endpoint={endpoint},{coordinator.endpoint}"
         code, said = command("abort", "run", "p", where)
         assert code == Exit.UNREACHABLE
         assert "Socket closed" in said
         assert "whether the barrier was aborted is unknown; see: muster describe barrier run p" in said
         assert command("describe", "barrier", "run", "p", where)[0] == Exit.DONE
-    finally:
-        server.stop(None)

@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Callable
-from concurrent import futures
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 import muster.worker
@@ -23,21 +21,13 @@ from muster.worker.groups.group import Shape
 from muster.worker.node.membership import Place
 from muster.worker.session.session import SessionConfig
 from muster.worker.session.sessions import session_for
+from tests.support.grpc_server import serving
 from tests.support.rendezvous_runs import in_thread
 from tests.support.replica_clients import CLIENTS, LONG, WITHIN, Succession, a_barrier, node
 from tests.support.standby import Address, Standby
 from tests.support.waiters import wait_for_arrivals, wait_until_asked
 
 pytestmark = pytest.mark.usefixtures("no_known_addresses")
-
-
-def futures_server(servicer: Any) -> tuple[int, grpc.Server]:
-    """A session service of the test's own."""
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    session_pb2_grpc.add_SessionServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    return port, server
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -215,11 +205,9 @@ class Welcoming(session_pb2_grpc.SessionServiceServicer):
 
 def test_a_welcome_tells_of_the_other_replicas_and_the_keepalive(coordinator: Coordinator):
     """And a drain of one of several is no reason to wait."""
-    port, server = futures_server(Welcoming(coordinator.endpoint))
-    try:
-        a_barrier(f"127.0.0.1:{port}")
-        known = replicas.replicas_of(f"127.0.0.1:{port}")
+    welcoming = Welcoming(coordinator.endpoint)
+    with serving(welcoming, session_pb2_grpc.add_SessionServiceServicer_to_server) as endpoint:
+        a_barrier(endpoint)
+        known = replicas.replicas_of(endpoint)
         assert known.target("x:1").keepalive_ms == 900
         assert known.known()[0] == coordinator.endpoint
-    finally:
-        server.stop(None)

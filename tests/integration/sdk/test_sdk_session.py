@@ -1,7 +1,6 @@
 """The SDK's session under what a network, a coordinator and its own caller may do to it."""
 
 import threading
-from concurrent import futures
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from muster.worker import ConnectError, GrpcBarrier, Outcome, WriteReport
 from muster.worker.session.session import Session, SessionConfig
 from muster.worker.transport import first_answer, stream
 from muster.worker.transport.channel import open_channel
+from tests.support.grpc_server import serving
 from tests.support.ranks import everyone, ranks
 from tests.support.waiters import wait_for_arrivals
 
@@ -37,8 +37,7 @@ def test_a_call_that_cannot_be_made_does_not_hurt_the_session(coordinator: Coord
     with pytest.raises(muster.worker.RefusedError, match="world_size = 2147483647"):
         barrier(coordinator.endpoint, world_size=2**31 - 1, prefix="large")
     good.execute_barrier()
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     good.execute_barrier()
 
 
@@ -53,8 +52,7 @@ def test_save_reports_are_shown_after_a_coordinator_restart(coordinator: Coordin
     good = barrier(coordinator.endpoint, prefix="save", host="node-7")
     assert good.vote(report=WriteReport(step=9, bytes=2**30, seconds=1.5, commits=True)).released
     assert not good.vote("disk full", report=WriteReport(step=10)).released
-    coordinator.kill()
-    coordinator.start()
+    coordinator.restart()
     good.execute_barrier()
     described = output(coordinator.endpoint, "describe", "run", "sdk")
     assert "Checkpoint:  step 9, committed " in described
@@ -180,14 +178,10 @@ class Mute(session_pb2_grpc.SessionServiceServicer):
 
 def test_a_peer_that_never_says_welcome_is_called_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(first_answer, "FIRST_ANSWER_TIMEOUT", 0.2)
-    server, mute = grpc.server(futures.ThreadPoolExecutor(4)), Mute()
-    session_pb2_grpc.add_SessionServiceServicer_to_server(mute, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    config = SessionConfig(endpoint=f"127.0.0.1:{port}", run_id="r", generation=0, rank=0, host="here")
-    opened = Session(config)
-    try:
-        assert mute.called_again.wait(PATIENCE)
-    finally:
-        opened.close()
-        server.stop(None)
+    mute = Mute()
+    with serving(mute, session_pb2_grpc.add_SessionServiceServicer_to_server) as endpoint:
+        opened = Session(SessionConfig(endpoint=endpoint, run_id="r", generation=0, rank=0, host="here"))
+        try:
+            assert mute.called_again.wait(PATIENCE)
+        finally:
+            opened.close()

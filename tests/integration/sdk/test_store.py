@@ -258,8 +258,7 @@ def test_a_killed_coordinator_counts_every_add_once_and_ends_every_wait(coordina
         try:
             for _ in range(3):
                 see_more_adds(store)
-                coordinator.kill()
-                coordinator.start()
+                coordinator.restart()
         finally:
             enough.set()
         sums = [value for adder in adders for value in adder.result(PATIENCE)]

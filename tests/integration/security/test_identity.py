@@ -1,7 +1,6 @@
 """Service accounts against a real coordinator: what is admitted, and what ends when a token expires."""
 
 import http.server
-import os
 import queue
 import threading
 import time
@@ -26,10 +25,10 @@ from muster.v1 import run_pb2, run_pb2_grpc
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError
 from muster.worker.decision import Decision
 from muster.worker.node.membership import NodeMembership
-from muster.worker.transport import channel
 from tests.support.issuer import URL, Issuer, forged, key, public_pem
 from tests.support.node_config import node_config
 from tests.support.rich_status import reason_of
+from tests.support.waiters import until_called_again
 
 ISSUER = Issuer()
 OPERATOR = "operator-of-all-0123456789"
@@ -78,15 +77,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
         log = running.log_path.read_text()
         assert "Traceback" not in log
         assert OPERATOR not in log
-
-
-@pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    for name in [name for name in os.environ if name.startswith("MUSTER_")]:
-        monkeypatch.delenv(name)
-    yield monkeypatch
-    muster.worker.close()
-    channel._channels.clear()
 
 
 def barrier(endpoint: str, run_id: str = "team-a-1", rank: int = 0, world_size: int = 1) -> GrpcBarrier:
@@ -258,11 +248,7 @@ def test_a_token_is_rotated_and_the_old_one_expires_while_a_barrier_waits(
         # What is open is not disturbed before the old one ends.
         until(lambda: any(s._stream.call is not call for s, call in zip(sessions, calls, strict=True)))
         assert time.time() >= begun + LIFE - 0.1
-        until(
-            lambda: all(
-                s._stream.call is not c and s._stream.connected for s, c in zip(sessions, calls, strict=True)
-            )
-        )
+        until_called_again(sessions, calls)
         assert second.vote().outcome.name == "RELEASED"
         store.set("later", b"value")
         answers = [heard.get(timeout=PATIENCE) for _ in range(2)]
@@ -315,12 +301,7 @@ def test_a_relay_asks_for_the_same_tokens_and_ends_with_them(tmp_path: Path, env
             put(mine, ISSUER.token())
             sessions: list[Any] = [first._session, second._session]
             calls = [session._stream.call for session in sessions]
-            until(
-                lambda: all(
-                    s._stream.call is not c and s._stream.connected
-                    for s, c in zip(sessions, calls, strict=True)
-                )
-            )
+            until_called_again(sessions, calls)
             thread = threading.Thread(target=first.execute_barrier)
             thread.start()
             second.execute_barrier()

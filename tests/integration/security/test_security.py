@@ -1,6 +1,5 @@
 """Tokens, roles and runs against a real coordinator; and peers that want to do harm."""
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -38,10 +37,10 @@ from muster.v1 import (
 from muster.worker import CoordinatorStore, GrpcBarrier, RefusedError
 from muster.worker.decision import Decision
 from muster.worker.node.membership import NodeMembership, Place
-from muster.worker.transport import channel
 from tests.support.node_config import node_config
 from tests.support.rich_status import reason_of
 from tests.support.tokens import ANOTHER, ROTATED, SECRETS, arrive_alone, bearing, tokens
+from tests.support.waiters import until_called_again
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +64,6 @@ def connection(guarded: Coordinator) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(guarded.endpoint) as opened:
         arrive_alone(opened, "a-there")
         yield opened
-
-
-@pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    for name in [name for name in os.environ if name.startswith("MUSTER_")]:
-        monkeypatch.delenv(name)
-    yield monkeypatch
-    muster.worker.close()
-    channel._channels.clear()
 
 
 ALL = bearing(ANOTHER)
@@ -347,11 +337,7 @@ def test_a_token_is_rotated_while_a_barrier_waits(tmp_path: Path, environ: pytes
         calls = [session._stream.call for session in sessions]
         put(file, tokens(table, without=Role.WORKER))
         # Their streams are ended, and they come back with the new token.
-        until(
-            lambda: all(
-                s._stream.call is not c and s._stream.connected for s, c in zip(sessions, calls, strict=True)
-            )
-        )
+        until_called_again(sessions, calls)
         assert second.vote().outcome.name == "RELEASED"
         store.set("later", b"value")
         assert partner.join().world_size == 2

@@ -1,6 +1,5 @@
 """TLS and mTLS, on the gRPC and on the HTTP port, with certificates of every bad kind."""
 
-import os
 import queue
 import re
 import ssl
@@ -22,7 +21,7 @@ from lab.processes.coordinator import Coordinator
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.worker import ConnectError, CoordinatorStore, GrpcBarrier
-from muster.worker.transport import channel, outage_log
+from muster.worker.transport import outage_log
 
 READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
@@ -55,16 +54,6 @@ def mutual(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
     with Coordinator(folder, state="memory:", extra=extra, https=context) as running:
         yield running
         muster.worker.close()
-
-
-@pytest.fixture
-def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """What is set here is what SDK and command find, in this process."""
-    for name in [name for name in os.environ if name.startswith("MUSTER_")]:
-        monkeypatch.delenv(name)
-    yield monkeypatch
-    muster.worker.close()
-    channel._channels.clear()
 
 
 def present(environ: pytest.MonkeyPatch, ca: Path | None, client: Pair | None = None, name: str = "") -> None:

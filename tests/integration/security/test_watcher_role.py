@@ -1,8 +1,7 @@
 """The role of watchers against a real coordinator: the nodes and runs that a token lets them drain."""
 
-import queue
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -14,6 +13,7 @@ from muster.service.security.grants import Role
 from muster.v1 import run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
 from tests.support.rich_status import reason_of
 from tests.support.tokens import ANOTHER, SECRETS, arrive_alone, bearing, tokens
+from tests.support.watching.ranks import rank_on
 
 WATCHER = SECRETS[Role.WATCHER]
 ALL = bearing(ANOTHER)
@@ -37,22 +37,6 @@ def connection(guarded: Coordinator) -> Iterator[grpc.Channel]:
         yield opened
 
 
-@contextmanager
-def rank_on(connection: grpc.Channel, node_name: str, run_id: str) -> Iterator[None]:
-    """Connect a rank from a node."""
-    said: queue.SimpleQueue[session_pb2.ConnectRequest | None] = queue.SimpleQueue()
-    process = session_pb2.Process(rank=0, incarnation=run_id, host="h", pid=1, node_name=node_name)
-    hello = session_pb2.Hello(run_id=run_id, processes=[process], protocol_version=1)
-    said.put(session_pb2.ConnectRequest(hello=hello))
-    stream = session_pb2_grpc.SessionServiceStub(connection).Connect(iter(said.get, None), metadata=ALL)
-    next(stream)
-    try:
-        yield
-    finally:
-        said.put(None)
-        stream.cancel()
-
-
 def drain(connection: grpc.Channel, name: str, token: str = WATCHER) -> list[tuple[str, bool]] | str:
     """Return each drained run, and whether it had been asked before; or the reason of the refusal."""
     request = run_pb2.DrainNodeRequest(node_name=name, stop=True, by="w", reason="spot", notice_id="i-7")
@@ -74,7 +58,7 @@ def is_asked(connection: grpc.Channel, run_id: str) -> bool:
     "name", ["node-10", "Node-1", "node-1\n", "node-?", "*", "", "spot-\x1b[2J", "node-1" * 10_000]
 )
 def test_watcher_drains_no_node_but_its_own(connection: grpc.Channel, name: str):
-    with rank_on(connection, "node-10", "a-next"):
+    with rank_on(connection, "node-10", "a-next", metadata=ALL):
         assert drain(connection, name) == "NODE_NOT_ALLOWED"
         assert not is_asked(connection, "a-next")
 
@@ -89,7 +73,7 @@ def test_watcher_drains_only_runs_of_its_token(connection: grpc.Channel):
     runs = {"a-drained": "spot-7", "b-drained": "spot-7", "a-longer": "spot-70", "a-elsewhere": "node-2"}
     with ExitStack() as connected:
         for run_id, node_name in runs.items():
-            connected.enter_context(rank_on(connection, node_name, run_id))
+            connected.enter_context(rank_on(connection, node_name, run_id, metadata=ALL))
         assert drain(connection, "spot-7") == [("a-drained", False)]
         assert drain(connection, "spot-7") == [("a-drained", True)]
         assert drain(connection, "node-1") == []
@@ -119,7 +103,7 @@ def test_watcher_speaks_for_no_rank(connection: grpc.Channel):
 def test_watcher_changes_no_run_by_its_id(connection: grpc.Channel, method: str):
     stub = run_pb2_grpc.RunServiceStub(connection)
     request = getattr(run_pb2, f"{method}Request")(run_id="a-kept")
-    with rank_on(connection, "node-1", "a-kept"):
+    with rank_on(connection, "node-1", "a-kept", metadata=ALL):
         with pytest.raises(grpc.RpcError) as caught:
             getattr(stub, method)(request, metadata=bearing(WATCHER), timeout=PATIENCE)
         assert reason_of(caught.value) == "ROLE_TOO_LOW"

@@ -94,11 +94,11 @@ async def test_token_of_a_kubeconfig_that_is_refused_is_read_again(tmp_path: Pat
     with kubernetes_api.running() as server:
         server.allows = allows
         file = tmp_path / "kubeconfig"
-        file.write_text(json.dumps(kubeconfig(server, wanted)))
+        file.write_text(json.dumps(kubeconfig(server.url, wanted)))
         client = await connect(str(file))
         await client.get("/api/v1/nodes")
         wanted = "two"
-        file.write_text(json.dumps(kubeconfig(server, wanted)))
+        file.write_text(json.dumps(kubeconfig(server.url, wanted)))
         with pytest.raises(KubernetesError, match="Unauthorized"):
             await client.get("/api/v1/nodes")
         await client.get("/api/v1/nodes")

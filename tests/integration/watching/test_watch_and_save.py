@@ -1,9 +1,8 @@
 """Watchers of two nodes, a metadata server each, and a real coordinator with a rank on each node."""
 
 import os
-import queue
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
 from lab.processes.watcher import Watcher
 from lab.watching.metadata import FakeAws
-from muster.v1 import run_pb2, run_pb2_grpc, session_pb2, session_pb2_grpc
+from muster.v1 import run_pb2, run_pb2_grpc
+from tests.support.watching.ranks import rank_on
 
 NODES = ("node-1", "node-2")
 
@@ -29,24 +29,6 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 def connection(coordinator: Coordinator) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(coordinator.endpoint) as opened:
         yield opened
-
-
-@contextmanager
-def rank_on(connection: grpc.Channel, node_name: str, run_id: str, rank: int = 0) -> Iterator[None]:
-    """Connect a rank from a node."""
-    said: queue.SimpleQueue[session_pb2.ConnectRequest | None] = queue.SimpleQueue()
-    process = session_pb2.Process(
-        rank=rank, incarnation=f"{run_id}-{rank}", host="h", pid=1, node_name=node_name
-    )
-    hello = session_pb2.Hello(run_id=run_id, processes=[process], protocol_version=1)
-    said.put(session_pb2.ConnectRequest(hello=hello))
-    stream = session_pb2_grpc.SessionServiceStub(connection).Connect(iter(said.get, None))
-    next(stream)
-    try:
-        yield
-    finally:
-        said.put(None)
-        stream.cancel()
 
 
 def save_of(connection: grpc.Channel, run_id: str) -> run_pb2.Save | None:

@@ -49,7 +49,7 @@ def test_watcher_knows_what_is_in_force_whatever_happened(tmp_path: Path, seed: 
     address = f"127.0.0.1:{free_port()}"
     config = tmp_path / "kubeconfig"
     with kubernetes_api.running() as api:
-        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api.url)))
         api.put("nodes", node())
         flags = (f"--kubeconfig={config}", "--namespace=team-a")
         watcher = Watcher(

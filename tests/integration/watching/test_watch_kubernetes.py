@@ -44,7 +44,7 @@ Make = Callable[..., Watcher]
 def watcher(tmp_path: Path, api: KubernetesApi, drains: Drains) -> Iterator[Make]:
     """Make a watcher of node-1 that watches pods of namespace team-a, too."""
     config = tmp_path / "kubeconfig"
-    config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api, token="of-the-watcher")))
+    config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api.url, token="of-the-watcher")))
     made: list[Watcher] = []
 
     def make(*extra: str, endpoint: str = "", **environment: str) -> Watcher:

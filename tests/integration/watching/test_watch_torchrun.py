@@ -12,7 +12,7 @@ import pytest
 from lab.drain import NUMBERS, PROGRAM, reported_steps
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import Coordinator
-from lab.processes.torchrun import torchrun
+from lab.processes.torchrun import agents
 from lab.processes.watcher import Watcher
 from lab.watching.metadata import FakeAws, FakeAzure, FakeGoogle, FakeMetadataServer
 
@@ -36,15 +36,9 @@ def job(endpoint: str, folder: Path) -> Iterator[list[subprocess.Popen[Any]]]:
         "OMP_NUM_THREADS": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{PATIENCE:.0f}",
     }
-    with (folder / "agents.log").open("a") as log:
-        agents = [torchrun(arguments, environment | {"MUSTER_NODE_NAME": node}, log) for node in NODES]
-    try:
-        yield agents
-    finally:
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            agent.wait(PATIENCE)
+    environments = [environment | {"MUSTER_NODE_NAME": node} for node in NODES]
+    with agents(arguments, environments, folder / "agents.log") as started:
+        yield started
 
 
 def interrupt(server: FakeMetadataServer) -> None:

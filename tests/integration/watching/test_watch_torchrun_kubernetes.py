@@ -55,7 +55,7 @@ def test_job_saves_at_one_step_and_stops_before_it_must(
     config = tmp_path / "kubeconfig"
     toleration = {"operator": "Exists", "tolerationSeconds": SECONDS}
     with kubernetes_api.running() as api, Coordinator(tmp_path, state="memory:") as coordinator:
-        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+        config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api.url)))
         api.put("nodes", node(NODE))
         api.put("pods", pod("train-1", NODE, spec={"tolerations": [toleration]}))
         flags = (f"--kubeconfig={config}", "--namespace=team-a", "--evictions")

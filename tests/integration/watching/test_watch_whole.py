@@ -60,7 +60,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 @pytest.fixture
 def watcher(tmp_path: Path, api: KubernetesApi, coordinator: Coordinator, release: Release) -> Watcher:
     config = tmp_path / "kubeconfig"
-    config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+    config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api.url)))
     (container,) = release.one("DaemonSet")["spec"]["template"]["spec"]["containers"]
     flags = [
         one
@@ -147,7 +147,7 @@ def test_watcher_of_another_node_is_refused(
     assert there is not None
     api.put("nodes", node("node-2", spec={"unschedulable": True}))
     config = tmp_path / "kubeconfig"
-    config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api)))
+    config.write_text(yaml.safe_dump(kubernetes_api.kubeconfig(api.url)))
     liar = Watcher(
         tmp_path,
         coordinator.endpoint,

@@ -112,8 +112,7 @@ class LocalChaos(Chaos):
             case "coordinator":
                 self.injected["coordinator killed while it decides"] += 1
                 time.sleep(self.chance.random() * 0.3)
-                self._coordinator.kill()
-                self._coordinator.start()
+                self._coordinator.restart()
             case "keeper":
                 time.sleep(self.chance.random() * 0.3)
                 self.injected["keeper killed while ranks resume"] += self._any_node().kill_keeper()
@@ -144,8 +143,7 @@ class LocalChaos(Chaos):
                         self.injected["keeper killed between generations"] += node.kill_keeper()
                 case "coordinator":
                     self.injected["coordinator killed between generations"] += 1
-                    self._coordinator.kill()
-                    self._coordinator.start()
+                    self._coordinator.restart()
                 case "shared":
                     # It stays away for good, so that counts once.
                     if job.shared.is_dir() or not job.shared.exists():

@@ -5,15 +5,14 @@ process that it forks is recorded as well.
 """
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lab.patience import PATIENCE, until
+from lab.processes.tools import tool
 
 ROOT = Path(__file__).parents[3]
 FILE_CALLS = (
@@ -22,17 +21,6 @@ FILE_CALLS = (
     "symlinkat,unlink,unlinkat,rmdir"
 )
 """Everything that changes files or directories, or puts them on the disk."""
-
-
-def strace() -> str:
-    """Where ``strace`` is: fetched by the Makefile, or installed."""
-    fetched = ROOT / ".tools" / "strace" / "usr" / "bin" / "strace"
-    found = str(fetched) if fetched.exists() else shutil.which("strace")
-    assert found, (
-        "strace is needed and is not here. Fetch it with `dev/fetch-debian.sh strace`, or install it, for "
-        "example with `apt-get install strace`."
-    )
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ class Recording:
 
     def __enter__(self) -> "Recording":
         command = [
-            strace(),
+            tool("strace", "strace"),
             "--follow-forks",
             "--decode-fds=path",
             "--absolute-timestamps=format:unix,precision:us",
@@ -106,12 +94,7 @@ class Recording:
         assert self._process.poll() is None, f"strace cannot attach: {said.read_text()}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             # It ends when the last of the processes has.
             self._process.wait(PATIENCE if kind is None else 0)

@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from lab.http_server import serving
+from lab.watching.kubernetes_api import kubeconfig
 from tests.support.deploy.helm import CHART, NAMESPACE, Helm, Manifest, trusted
 from tests.support.deploy.rules import immutable
 
@@ -295,17 +297,8 @@ class Client:
         self._do("uninstall", self._name)
 
     def _do(self, action: str, *arguments: Any) -> None:
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "small", "cluster": {"server": self._cluster.url}}],
-            "users": [{"name": "tester", "user": {}}],
-            "contexts": [{"name": "small", "context": {"cluster": "small", "user": "tester"}}],
-            "current-context": "small",
-        }
-        self._helm.ask(
-            action=action, arguments=arguments, kubeconfig=yaml.safe_dump(config), namespace=NAMESPACE
-        )
+        config = yaml.safe_dump(kubeconfig(self._cluster.url))
+        self._helm.ask(action=action, arguments=arguments, kubeconfig=config, namespace=NAMESPACE)
 
 
 @contextmanager
@@ -313,12 +306,5 @@ def running() -> Iterator[Cluster]:
     """An empty cluster."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         cluster = Handler.cluster = Cluster(f"http://127.0.0.1:{server.server_port}")
-        # Helm keeps connections; nobody waits for their threads.
-        server.daemon_threads, server.block_on_close = True, False
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
+        with serving(server):
             yield cluster
-        finally:
-            server.shutdown()
-            thread.join()

@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from lab.patience import PATIENCE
 from lab.processes import fork_client
@@ -139,9 +138,7 @@ class Container:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.kill()
         self._process.wait()

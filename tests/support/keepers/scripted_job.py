@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import count
+from typing import Self
 
 from muster.service.core.coordinator import Coordinator
 from muster.service.core.local.tier import ORDERS_PAUSE
@@ -89,9 +90,11 @@ class Job:
         keeper = KeeperInfo(f"k{node}", f"http://k{node}")
         self.step(ConnectKeeper(session, RUN, keeper, holdings, Disk(1, 2), "secret", attachment))
 
-    def connect_all(self, generation: int = 1) -> None:
+    def connect_all(self, generation: int = 1) -> Self:
+        """Connect each node's keeper, and return the job."""
         for node in range(self.nodes):
             self.connect(node, generation=generation)
+        return self
 
     def lose(self, *nodes: int) -> None:
         for node in nodes:
@@ -117,13 +120,14 @@ class Job:
         self.step(CommitLocal(session, RUN, checkpoint, "k0", wait_for))
         return session
 
-    def save(self, attempt: Attempt, step: int, copies: bool = True) -> None:
-        """Commit a checkpoint, and let the keepers follow their orders."""
+    def save(self, attempt: Attempt, step: int, copies: bool = True) -> Self:
+        """Commit a checkpoint, and let the keepers follow their orders; return the job."""
         self.commit(attempt, step)
         for node in range(self.nodes):
             self.report(node, attempt, {node})
         if copies:
             self.follow(attempt)
+        return self
 
     def follow(self, attempt: Attempt) -> None:
         """Let each connected keeper fetch what it is ordered to hold."""

@@ -98,7 +98,6 @@ class MadeCheckpoint:
 def made_checkpoint(
     world_size: int = 2,
     number: int = 0,
-    generation: int = 1,
     step: int | None = None,
     size: int = 200_000,
     files: int = 1,
@@ -108,12 +107,11 @@ def made_checkpoint(
     Args:
         world_size: the number of ranks.
         number: of the attempt.
-        generation: of the attempt.
         step: default: ten times the next number.
         size: bytes of each file.
         files: of each rank.
     """
-    drawn = random.Random(f"{generation} {number}")
+    drawn = random.Random(f"1 {number}")
     parts = {
         rank: {f"__{rank}_{one}.distcp": _bytes(drawn, size) for one in range(files)}
         for rank in range(world_size)
@@ -124,6 +122,4 @@ def made_checkpoint(
         entries |= {name: entry_of(data, rank) for name, data in part.items()}
     ranks = tuple(RankEntry(rank, f"node-{rank}", size * files, 0.1) for rank in parts)
     head = {METADATA: metadata, MANIFEST: Manifest(entries, ranks).encode()}
-    return MadeCheckpoint(
-        SaveAttempt(generation, number), 10 * (number + 1) if step is None else step, parts, head
-    )
+    return MadeCheckpoint(SaveAttempt(1, number), 10 * (number + 1) if step is None else step, parts, head)

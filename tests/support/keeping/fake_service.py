@@ -4,7 +4,6 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -39,13 +38,12 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
     """It decides nothing: a test gives the orders.
 
     Args:
-        port: default: a free one.
         tls: the authority of the keepers' certificates, and its own certificate; default: no TLS.
     """
 
-    def __init__(self, port: int = 0, tls: tuple[Authority, Pair] | None = None) -> None:
+    def __init__(self, tls: tuple[Authority, Pair] | None = None) -> None:
         self._tls = tls
-        self.port = port or free_port()
+        self.port = free_port()
         self.endpoint = f"127.0.0.1:{self.port}"
         self.keepers: dict[str, FakeKeeper] = {}
         self._urls: dict[str, str] = {}
@@ -53,24 +51,19 @@ class FakeService(local_pb2_grpc.LocalCheckpointServiceServicer):
         self.orders: dict[str, pb.Orders] = {}
         """By keeper, the last orders: the first that its next stream hears."""
         self.refusing = False
+        """Whether reports are refused."""
         self.permits: list[tuple[int, int]] = []
         """The attempts for which keepers have asked for a permit."""
         self.permits_nothing = False
         self.unsettled: list[pb.LocalCheckpoint] = []
         """What each permit names."""
-        """Whether reports are refused."""
         self._lock = threading.Lock()
         self._server: grpc.Server | None = None
 
     def __enter__(self) -> "FakeService":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> "FakeService":

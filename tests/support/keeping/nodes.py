@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from lab.processes.keeper import Keeper
 from muster.v1 import local_pb2 as pb
@@ -26,12 +25,7 @@ class Nodes:
     def __enter__(self) -> "Nodes":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for keeper in self._keepers:
             keeper.kill()
 

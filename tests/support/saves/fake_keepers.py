@@ -7,7 +7,6 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, NoReturn
 
 import grpc
 
-from lab.patience import PATIENCE
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.digest import digest_of
 from muster.checkpoint.local_folder import NOTES, attempt_name
@@ -25,6 +23,7 @@ from muster.checkpoint.verification import verify
 from muster.v1 import local_pb2 as pb
 from muster.v1 import local_pb2_grpc
 from muster.worker.saves.local.folder import LocalFolder
+from tests.support.grpc_server import serving
 
 RUN = "job"
 
@@ -275,11 +274,7 @@ class FakeLocalCheckpoints(local_pb2_grpc.LocalCheckpointServiceServicer):
 @contextmanager
 def served(service: FakeLocalCheckpoints) -> Iterator[str]:
     """The endpoint at which it is served."""
-    server = grpc.server(ThreadPoolExecutor(16))
-    local_pb2_grpc.add_LocalCheckpointServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait(PATIENCE)
+    with serving(
+        service, local_pb2_grpc.add_LocalCheckpointServiceServicer_to_server, threads=16
+    ) as endpoint:
+        yield endpoint

@@ -18,7 +18,8 @@ import torch
 
 from lab.patience import PATIENCE, until
 from muster.checkpoint.committed import run_mark
-from tests.support.ranks import CONTEXT
+from tests.support.ranks import RankProcess, obey
+from tests.support.saves.damage import flip
 
 RUN = "local"
 ROWS = 60
@@ -82,11 +83,9 @@ class Node:
     def flip(self, attempt: str, name: str) -> bool:
         """Flip a bit of a file. Returns whether the file is here, and not empty."""
         path = self.kept / attempt / name
-        data = bytearray(path.read_bytes()) if path.exists() else bytearray()
-        if not data:
+        if not path.exists() or not path.stat().st_size:
             return False
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip(path)
         return True
 
     def remove(self, attempt: str, name: str) -> None:
@@ -128,38 +127,6 @@ class Identity:
     options: dict[str, Any]
 
 
-class LocalRank:
-    """One rank's process."""
-
-    def __init__(self, identity: Identity) -> None:
-        self.rank = identity.rank
-        self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_main, args=(identity, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.pid = self._process.pid or 0
-
-    def tell(self, operation: str, **arguments: Any) -> "LocalRank":
-        """Start an operation of :class:`_Worker`."""
-        self._pipe.send((operation, arguments))
-        return self
-
-    def answer(self) -> Any:
-        """What the last operation has come to."""
-        assert self._pipe.poll(PATIENCE), f"rank {self.rank} did not answer"
-        return self._pipe.recv()
-
-    def ask(self, operation: str, **arguments: Any) -> Any:
-        """Tell, and wait for the answer."""
-        return self.tell(operation, **arguments).answer()
-
-    def end(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
-
-
 class LocalJob:
     """A job on nodes of its own.
 
@@ -176,7 +143,7 @@ class LocalJob:
         self.endpoint = endpoint
         self.nodes = [Node(folder / f"node-{number}") for number in range(nodes)]
         self.generation = -1
-        self.ranks: list[LocalRank] = []
+        self.ranks: list[RankProcess] = []
 
     def begin(self, *nodes: int, per_node: int = 1, **options: Any) -> list[Any]:
         """Begin the next generation on some nodes; what each rank says."""
@@ -186,7 +153,8 @@ class LocalJob:
         world_size = len(chosen) * per_node
         meeting = str(self.folder / f"meeting-{self.generation}-{time.monotonic_ns()}")
         self.ranks = [
-            LocalRank(
+            RankProcess(
+                _main,
                 Identity(
                     self.endpoint,
                     rank,
@@ -196,7 +164,7 @@ class LocalJob:
                     self.where,
                     meeting,
                     options,
-                )
+                ),
             )
             for rank in range(world_size)
         ]
@@ -319,13 +287,4 @@ class _Worker:
 def _main(identity: Identity, pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     worker = _Worker(identity)
-    while True:
-        try:
-            operation, arguments = pipe.recv()
-        except EOFError:
-            os._exit(0)
-        try:
-            answer = getattr(worker, operation)(**arguments)
-        except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
-        pipe.send(answer)
+    obey(worker, pipe, lambda error: f"{type(error).__name__}: {error}")

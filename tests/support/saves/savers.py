@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from lab.patience import PATIENCE
 from muster.checkpoint.committed import SaveAttempt
-from tests.support.ranks import CONTEXT
+from tests.support.ranks import RankProcess, obey
 from tests.support.saves.save_history import Event, weight_at
 
 
@@ -57,7 +56,7 @@ class Identity:
     timeout: float = 60.0
 
 
-class Saver:
+class Saver(RankProcess):
     """One rank's process.
 
     Args:
@@ -65,32 +64,7 @@ class Saver:
     """
 
     def __init__(self, identity: Identity) -> None:
-        self.rank = identity.rank
-        self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_main, args=(identity, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.pid = self._process.pid or 0
-
-    def tell(self, operation: str, **arguments: Any) -> None:
-        """Start an operation of :class:`_Worker`."""
-        self._pipe.send((operation, arguments))
-
-    def answer(self) -> Any:
-        """What the last operation told has come to."""
-        assert self._pipe.poll(PATIENCE), f"rank {self.rank} did not answer"
-        return self._pipe.recv()
-
-    def ask(self, operation: str, **arguments: Any) -> Any:
-        """Tell, and wait for the answer."""
-        self.tell(operation, **arguments)
-        return self.answer()
-
-    def end(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+        super().__init__(_main, identity)
 
 
 @contextmanager
@@ -393,9 +367,4 @@ def _kill_later(pid: int, seconds: float) -> None:
 def _main(identity: Identity, pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     worker = _Worker(identity)
-    while True:
-        try:
-            operation, arguments = pipe.recv()
-        except EOFError:
-            os._exit(0)
-        pipe.send(getattr(worker, operation)(**arguments))
+    obey(worker, pipe)

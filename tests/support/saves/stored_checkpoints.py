@@ -48,17 +48,16 @@ def in_folder(
     folder: Path,
     step: int,
     *,
-    files: Mapping[str, list[bytes]] = ITEMS,
     digests: bool = True,
     committed_at: float = 1_700_000_000.0,
 ) -> Path:
     """Commit a checkpoint of two ranks, as a ``Checkpointer`` does."""
     directory = CheckpointDirectory(folder)
     unfinished = directory.unfinished(step, SaveAttempt(0, step))
-    write_files(unfinished, files)
+    write_files(unfinished, ITEMS)
     made = Committed(step, 2, "job1", "save", step, directory.path(step), committed_at=committed_at)
     if digests:
-        data = manifest_of(files).encode()
+        data = manifest_of(ITEMS).encode()
         (unfinished / MANIFEST).write_bytes(data)
         made = replace(made, manifest=ManifestReference.of(data))
     directory.commit(unfinished, made)

@@ -209,11 +209,9 @@ class World:
         if client.broken_relay_stream is not None:
             client.broken_relay_stream.remove_processes(client)
 
-    def open_relay_stream(
-        self, *clients: Client, generation: int = 0, name: str = "node-0 (pid 70)"
-    ) -> RelayStream:
+    def open_relay_stream(self, *clients: Client) -> RelayStream:
         """Open a relay's stream with these clients, which have no other stream."""
-        stream = RelayStream(self, RUN, generation, name)
+        stream = RelayStream(self, RUN, 0, "node-0 (pid 70)")
         stream.add_processes(*clients)
         return stream
 

@@ -24,7 +24,9 @@ from muster.service.driver import Driver, Outgoing
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage.engine import Engine, StorageError
 from muster.service.storage.memory import MemoryEngine
+from muster.service.telemetry.observers import Observers
 from tests.support.world.held_engine import Commit, HeldEngine
+from tests.support.world.virtual_time import LoopClock
 
 T = TypeVar("T")
 
@@ -143,6 +145,18 @@ async def driving(
             while not engine.begun.empty():
                 engine.begun.get_nowait().end()
         await driver.close()
+
+
+def virtual_driver() -> Driver:
+    """A driver over a state in memory, in virtual time."""
+    return Driver(
+        MemoryEngine(),
+        clock=LoopClock(),
+        observer=Observers(),
+        encode=encode_session_message,
+        session_ttl=TTL,
+        limits=Limits(),
+    )
 
 
 def join(driver: Driver, round: int | None = None) -> Rank:

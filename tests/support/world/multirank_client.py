@@ -2,7 +2,6 @@
 
 import queue
 from collections.abc import Iterable
-from types import TracebackType
 
 import grpc
 
@@ -48,12 +47,7 @@ class MultirankClient:
     def __enter__(self) -> "MultirankClient":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._said.put(None)
         self._heard.cancel()
         self.channel.close()

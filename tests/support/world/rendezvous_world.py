@@ -351,3 +351,11 @@ class RendezvousWorld(World):
     def ranks_of(self, *agents: Agent) -> list[int | None]:
         """Their ranks, as they were told."""
         return [agent.rank for agent in agents]
+
+
+def formed(*names: str, fewest: int = 2, most: int = 2) -> RendezvousWorld:
+    """A world with an agent on each node that is named; the first ones are in round 0."""
+    world = RendezvousWorld(nodes(fewest, most))
+    world.several(*names)
+    world.wait(LAST_CALL)
+    return world

@@ -14,6 +14,7 @@ from muster.checkpoint.damage import DAMAGED, KEPT
 from muster.checkpoint.directory import CheckpointDirectory
 from muster.checkpoint.version import LaterVersionError
 from tests.support.crashes.stat_faults import StatFaults
+from tests.support.expect import raising
 
 
 @pytest.fixture
@@ -125,12 +126,8 @@ def test_half_of_one_never_looks_like_one(
     else:
         folder.unfinished(0, SaveAttempt(0, 1)).mkdir()
     commit(folder, 1)
-
-    def killed(path: Path, **_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", killed)
+        patched.setattr(shutil, "rmtree", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             folder.sweep(1)
     assert sorted(path.name for path in folder.folder.iterdir()) == [
@@ -146,11 +143,7 @@ def test_a_checkpoint_that_cannot_be_removed_does_no_harm(
 ):
     for step in range(2):
         commit(folder, step)
-
-    def refuse(self: Path, target: Path) -> None:
-        raise PermissionError("not yours")
-
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "rename", raising(PermissionError, "not yours"))
     folder.sweep(1)
     assert "cannot be removed" in caplog.text
 

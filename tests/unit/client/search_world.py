@@ -23,6 +23,13 @@ class World:
     def search(self) -> "Caller":
         return Caller(self)
 
+    def search_after_failure(self) -> "Caller":
+        """A search whose leader answered once, and then failed."""
+        caller = self.search()
+        caller.search.answered()
+        caller.failed()
+        return caller
+
 
 class Caller:
     """A search whose pauses move the clock."""

@@ -76,9 +76,7 @@ def test_silent_leader_is_called_once_more_with_a_short_timeout(world: World):
 
 
 def test_leader_that_answers_again_gets_the_usual_timeout(world: World):
-    caller = world.search()
-    caller.search.answered()
-    caller.failed()
+    caller = world.search_after_failure()
     caller.search.answered()
     assert caller.search.target.connect_timeout_ms == 2_000
 
@@ -139,9 +137,7 @@ def test_next_address_follows_a_standby_that_names_no_leader(world: World, named
 
 
 def test_silent_leader_is_not_called_when_a_standby_names_it(world: World):
-    caller = world.search()
-    caller.search.answered()
-    caller.failed()
+    caller = world.search_after_failure()
     caller.failed()
     assert caller.header == "a:1"
     assert caller.stands_by("a:1") == ("c:1", False)
@@ -150,9 +146,7 @@ def test_silent_leader_is_not_called_when_a_standby_names_it(world: World):
 
 def test_silent_leader_is_called_after_a_standby_has_held_the_call_and_names_it(world: World):
     """It may be back, and it waits for its processes no longer than the reset grace."""
-    caller = world.search()
-    caller.search.answered()
-    caller.failed()
+    caller = world.search_after_failure()
     caller.failed()
     assert caller.stands_by("a:1", took=2 * STANDBY_HOLD) == ("a:1", False)
     assert caller.search.target.connect_timeout_ms == 500, "another one may lead meanwhile"
@@ -162,26 +156,20 @@ def test_silent_leader_is_called_after_a_standby_has_held_the_call_and_names_it(
 
 
 def test_another_leader_ends_the_backoff(world: World):
-    caller = world.search()
-    caller.search.answered()
-    caller.failed()
+    caller = world.search_after_failure()
     caller.failed()
     assert caller.stands_by("c:1") == ("c:1", False)
     assert caller.header == ""
 
 
 def test_leader_backoff_ends_with_time(world: World):
-    caller = world.search()
-    caller.search.answered()
-    caller.failed()
+    caller = world.search_after_failure()
     caller.failed()
     assert caller.stands_by("a:1", took=SILENT_BACKOFF) == ("a:1", False)
 
 
 def test_answer_of_the_leader_ends_its_backoff(world: World):
-    caller = world.search()
-    caller.search.answered()
-    caller.failed()
+    caller = world.search_after_failure()
     caller.failed()
     caller.stands_by("a:1")
     caller.stands_by("a:1")
@@ -191,9 +179,7 @@ def test_answer_of_the_leader_ends_its_backoff(world: World):
 
 def test_silent_address_is_called_when_named_as_the_new_leader(world: World):
     """A standby that takes over ends the calls that it held."""
-    caller = world.search()
-    caller.search.answered()
-    caller.failed()
+    caller = world.search_after_failure()
     assert caller.failed() == ("b:1", False)
     assert caller.failed() == ("c:1", False)
     assert caller.stands_by("b:1") == ("b:1", False)

@@ -8,6 +8,7 @@ import pytest
 
 from muster.client import replicas as module
 from muster.client.replicas import resolve
+from tests.support.expect import raising
 from tests.unit.client.search_world import LIST, World
 
 
@@ -144,10 +145,7 @@ def test_ip_address_is_not_resolved(monkeypatch: pytest.MonkeyPatch, address: st
 
 @pytest.mark.parametrize("error", [socket.gaierror("no such name"), UnicodeError("label too long")])
 def test_unknown_name_stays_unresolved(monkeypatch: pytest.MonkeyPatch, error: Exception):
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr(socket, "getaddrinfo", raising(error))
     assert resolve("name:1") == ["name:1"]
 
 

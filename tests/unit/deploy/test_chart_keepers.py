@@ -9,7 +9,8 @@ import yaml
 from muster.keeper.settings import host_and_port
 from muster.service.cli.main import app
 from tests.support.deploy import rules
-from tests.support.deploy.helm import CERTIFICATE, TOKENS, Helm, HelmError, Manifest, Release, values_of
+from tests.support.deploy.daemon_sets import container_of, environment_of, metadata_of, pod_of
+from tests.support.deploy.helm import Helm, HelmError, Manifest, Release, values_of
 
 NAME = "muster-keeper"
 
@@ -24,30 +25,10 @@ def on(**values: Any) -> Manifest:
     return {"keeper": {"enabled": True, **values}}
 
 
-def pod_of(release: Release) -> Manifest:
-    pod: Manifest = release.one("DaemonSet")["spec"]["template"]["spec"]
-    return pod
-
-
-def container_of(release: Release) -> Manifest:
-    container: Manifest
-    (container,) = pod_of(release)["containers"]
-    return container
-
-
-def environment_of(release: Release) -> dict[str, Any]:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container_of(release)["env"]}
-
-
 def flags_of(release: Release) -> list[str]:
     arguments: list[str] = container_of(release)["args"]
     assert arguments[0] == "keep"
     return arguments[1:]
-
-
-def test_there_are_none_unless_one_asks(helm: Helm):
-    release = helm.release({"networkPolicy": {"enabled": True}})
-    assert not [one for one in release.manifests if "keeper" in one["metadata"]["name"]]
 
 
 def test_flags_are_those_of_the_command(helm: Helm, release: Release):
@@ -154,26 +135,6 @@ def test_they_reach_the_coordinator_and_show_what_it_asks_for(helm: Helm, releas
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"tokens": TOKENS, "test": {"enabled": False}}, "the keepers need a token, too"),
-        (
-            {
-                "tls": CERTIFICATE | {"ca": "PEM", "clientAuth": {"enabled": True}},
-                "test": {"enabled": False},
-            },
-            "the keepers need a certificate, too",
-        ),
-    ],
-)
-def test_keepers_without_credentials_for_the_coordinator_are_refused(
-    helm: Helm, values: Manifest, words: str
-):
-    with pytest.raises(HelmError, match=words):
-        helm.release(values | on())
-
-
-@pytest.mark.parametrize(
     ("keeper", "words"),
     [
         ({"runs": []}, "runs"),
@@ -192,13 +153,8 @@ def test_values_that_cannot_work_are_refused(helm: Helm, keeper: Manifest, words
 # Around them
 
 
-def test_network_policies_let_them_through(helm: Helm, release: Release):
-    labels = release.one("DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    ports = {
-        rule["ports"][0]["port"]: rule for rule in release.one("NetworkPolicy", "muster")["spec"]["ingress"]
-    }
-    peers = [one["podSelector"]["matchLabels"] for one in ports["grpc"]["from"] if "podSelector" in one]
-    assert [one for one in peers if one.items() <= labels.items()]
+def test_network_policy_is_as_the_values_say(helm: Helm, release: Release):
+    labels = metadata_of(release)["labels"]
     policy = release.one("NetworkPolicy", NAME)["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     (rule,) = policy["ingress"]
@@ -209,15 +165,6 @@ def test_network_policies_let_them_through(helm: Helm, release: Release):
     assert everyone.one("NetworkPolicy", NAME)["spec"]["ingress"] == [{}]
 
 
-def test_they_are_on_the_nodes_that_the_values_name(release: Release):
-    values, pod = values_of("keeper")["keeper"], pod_of(release)
-    for key in ("nodeSelector", "tolerations", "priorityClassName"):
-        assert pod[key] == values[key]
-    metadata = release.one("DaemonSet")["spec"]["template"]["metadata"]
-    assert values["podLabels"].items() <= metadata["labels"].items()
-    assert metadata["annotations"] == values["podAnnotations"]
-
-
 def test_keeper_container_has_image_environment_and_volumes_for_shared_storage(release: Release):
     values, container = values_of("keeper")["keeper"], container_of(release)
     assert container["image"] == values["image"]
@@ -225,11 +172,6 @@ def test_keeper_container_has_image_environment_and_volumes_for_shared_storage(r
     assert values["extraVolumeMounts"][0] in container["volumeMounts"]
     assert values["extraVolumes"][0] in pod_of(release)["volumes"]
     assert environment_of(release)["MUSTER_STORAGE_OPTIONS"] == values["extraEnv"][0]["value"]
-
-
-def test_under_a_quota_every_container_says_what_it_needs(helm: Helm):
-    quota = {"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"}
-    assert rules.quota(pod_of(helm.release(on(resources={"limits": {"cpu": 1}}))), quota) == []
 
 
 def test_notes_say_what_a_job_needs(helm: Helm):

@@ -7,6 +7,7 @@ import yaml
 
 from muster.relay.listen_address import parse_listen_address
 from tests.support.deploy import rules
+from tests.support.deploy.daemon_sets import container_of, environment_of, pod_of
 from tests.support.deploy.helm import Helm, Manifest, Release, values_of
 
 ON_SOCKET, ON_PORT = "relay", "relay-tcp"
@@ -18,30 +19,14 @@ def releases(helm: Helm) -> dict[str, Release]:
     return {name: helm.release(values_of(name)) for name in (ON_SOCKET, ON_PORT)}
 
 
-def pod_of(release: Release) -> Manifest:
-    pod: Manifest = release.one("DaemonSet")["spec"]["template"]["spec"]
-    return pod
-
-
 def flags_of(release: Release) -> dict[str, str]:
-    (container,) = pod_of(release)["containers"]
-    command, *flags = container["args"]
+    command, *flags = container_of(release)["args"]
     assert command == "relay"
     return {name: value for name, _, value in (flag.partition("=") for flag in flags)}
 
 
-def environment_of(release: Release) -> dict[str, str]:
-    (container,) = pod_of(release)["containers"]
-    return {variable["name"]: variable["value"] for variable in container["env"]}
-
-
 def on(**values: Any) -> Manifest:
     return {"relay": {"enabled": True, **values}}
-
-
-def test_there_are_none_unless_one_asks(helm: Helm):
-    release = helm.release({"serviceMonitor": {"enabled": True}, "networkPolicy": {"enabled": True}})
-    assert not [one for one in release.manifests if "relay" in one["metadata"]["name"]]
 
 
 # Where they listen
@@ -184,14 +169,8 @@ def test_they_show_a_token_and_a_certificate_of_their_own(helm: Helm, releases: 
 
 
 @pytest.mark.parametrize("name", [ON_SOCKET, ON_PORT])
-def test_network_policies_let_them_through(releases: dict[str, Release], name: str):
+def test_network_policy_is_as_the_values_say(releases: dict[str, Release], name: str):
     release = releases[name]
-    labels = release.one("DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    ports = {
-        rule["ports"][0]["port"]: rule for rule in release.one("NetworkPolicy", "muster")["spec"]["ingress"]
-    }
-    (let_in,) = (one for one in ports["grpc"]["from"] if "podSelector" in one and is_of(one, labels))
-    assert let_in
     theirs = release.one("NetworkPolicy", NAME)["spec"]
     coordinator, *_, dns = theirs["egress"]
     of_coordinator = release.one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
@@ -222,14 +201,7 @@ def test_names_that_are_not_the_pods_may_be_anywhere(helm: Helm):
 # Nodes, probes, Prometheus
 
 
-def test_they_are_on_the_nodes_that_the_values_name(helm: Helm, releases: dict[str, Release]):
-    values, pod = values_of(ON_SOCKET)["relay"], pod_of(releases[ON_SOCKET])
-    for key in ("nodeSelector", "tolerations", "priorityClassName"):
-        assert pod[key] == values[key]
-    labels = releases[ON_SOCKET].one("DaemonSet")["spec"]["template"]["metadata"]
-    assert values["podLabels"].items() <= labels["labels"].items()
-    assert labels["annotations"] == values["podAnnotations"]
-    # The coordinator's own are for the coordinator.
+def test_nodes_of_the_coordinator_are_not_theirs(helm: Helm):
     elsewhere = {"nodeSelector": {"pool": "cpu"}, "tolerations": [{"operator": "Exists"}], **on()}
     assert not pod_of(helm.release(elsewhere)).keys() & {"nodeSelector", "tolerations"}
 
@@ -238,21 +210,6 @@ def test_they_are_replaced_some_at_a_time_or_by_hand(helm: Helm, releases: dict[
     default = helm.release(on()).one("DaemonSet")["spec"]["updateStrategy"]
     assert default == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
     assert releases[ON_PORT].one("DaemonSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
-
-
-def test_probes_ask_over_plain_http(releases: dict[str, Release]):
-    for release in releases.values():
-        (container,) = pod_of(release)["containers"]
-        asked = {
-            name.removesuffix("Probe"): (probe["httpGet"]["path"], probe["httpGet"]["scheme"])
-            for name, probe in container.items()
-            if name.endswith("Probe")
-        }
-        assert asked == {
-            "startup": ("/healthz", "HTTP"),
-            "liveness": ("/healthz", "HTTP"),
-            "readiness": ("/readyz", "HTTP"),
-        }
 
 
 def test_prometheus_scrapes_them_as_a_job_of_their_own(helm: Helm, releases: dict[str, Release]):
@@ -269,12 +226,6 @@ def test_prometheus_scrapes_them_as_a_job_of_their_own(helm: Helm, releases: dic
     assert elsewhere["metadata"]["namespace"] == "monitoring"
     assert elsewhere["spec"]["namespaceSelector"] == {"matchNames": ["ml"]}
     assert not releases[ON_PORT].of_kind("PodMonitor")
-
-
-def test_under_a_quota_every_container_says_what_it_needs(helm: Helm):
-    quota = {"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"}
-    pod = pod_of(helm.release(on(resources={"limits": {"cpu": 1}})))
-    assert rules.quota(pod, quota) == []
 
 
 def test_the_notes_say_how_workers_reach_them(releases: dict[str, Release]):

@@ -10,7 +10,8 @@ import typer.main
 
 from muster.service.cli.main import app
 from tests.support.deploy import rules
-from tests.support.deploy.helm import CERTIFICATE, TOKENS, Helm, HelmError, Manifest, Release, values_of
+from tests.support.deploy.daemon_sets import container_of, environment_of, pod_of
+from tests.support.deploy.helm import Helm, HelmError, Manifest, Release, values_of
 
 NAME, ACCOUNT = "muster-watcher", ("ml", "muster-watcher")
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate")
@@ -43,21 +44,6 @@ def on(**values: Any) -> Manifest:
     return {"watcher": {"enabled": True, **values}}
 
 
-def pod_of(release: Release) -> Manifest:
-    pod: Manifest = release.one("DaemonSet")["spec"]["template"]["spec"]
-    return pod
-
-
-def container_of(release: Release) -> Manifest:
-    container: Manifest
-    (container,) = pod_of(release)["containers"]
-    return container
-
-
-def environment_of(release: Release) -> dict[str, Any]:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container_of(release)["env"]}
-
-
 def granted(release: Release, account: tuple[str, str] = ACCOUNT) -> set[tuple[str, str, str]]:
     """Everything that an account may do: verb, resource and namespace."""
     return {
@@ -67,9 +53,8 @@ def granted(release: Release, account: tuple[str, str] = ACCOUNT) -> set[tuple[s
     }
 
 
-def test_there_are_none_unless_one_asks(helm: Helm):
+def test_without_them_there_are_no_roles(helm: Helm):
     release = helm.release({"serviceMonitor": {"enabled": True}, "networkPolicy": {"enabled": True}})
-    assert not [one for one in release.manifests if "watcher" in one["metadata"]["name"]]
     assert not {"ClusterRole", "Role"} & {one["kind"] for one in release.manifests}
 
 
@@ -197,15 +182,6 @@ def test_no_taint_ends_them(release: Release):
     assert pod_of(release)["tolerations"] == [{"operator": "Exists"}]
 
 
-def test_they_are_on_the_nodes_that_the_values_name(release: Release):
-    values, pod = values_of("watcher")["watcher"], pod_of(release)
-    for key in ("nodeSelector", "priorityClassName"):
-        assert pod[key] == values[key]
-    metadata = release.one("DaemonSet")["spec"]["template"]["metadata"]
-    assert values["podLabels"].items() <= metadata["labels"].items()
-    assert metadata["annotations"] == values["podAnnotations"]
-
-
 def test_token_of_kubernetes_is_where_its_clients_look(release: Release):
     mounts = {one["name"]: one["mountPath"] for one in container_of(release)["volumeMounts"]}
     assert mounts["kubernetes"] == "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -251,26 +227,6 @@ def test_without_tokens_they_show_none(helm: Helm):
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"tokens": TOKENS, "test": {"enabled": False}}, "the watchers need a token, too"),
-        (
-            {
-                "tls": CERTIFICATE | {"ca": "PEM", "clientAuth": {"enabled": True}},
-                "test": {"enabled": False},
-            },
-            "the watchers need a certificate, too",
-        ),
-    ],
-)
-def test_watchers_without_credentials_for_the_coordinator_are_refused(
-    helm: Helm, values: Manifest, words: str
-):
-    with pytest.raises(HelmError, match=words):
-        helm.release(values | on())
-
-
-@pytest.mark.parametrize(
     ("watcher", "words"),
     [
         ({"annotate": True}, "say in which namespaces"),
@@ -293,13 +249,7 @@ def test_values_that_contradict_each_other_are_refused(helm: Helm, watcher: Mani
 # Around them
 
 
-def test_network_policies_let_them_through(release: Release):
-    labels = release.one("DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    ports = {
-        rule["ports"][0]["port"]: rule for rule in release.one("NetworkPolicy", "muster")["spec"]["ingress"]
-    }
-    peers = [one["podSelector"]["matchLabels"] for one in ports["grpc"]["from"] if "podSelector" in one]
-    assert [one for one in peers if one.items() <= labels.items()]
+def test_network_policy_is_as_the_sources_need(release: Release):
     theirs = release.one("NetworkPolicy", NAME)["spec"]
     assert theirs["ingress"] == [{"ports": [{"port": "http"}]}]
     coordinator, api_server, metadata, dns = theirs["egress"]
@@ -321,20 +271,6 @@ def test_prometheus_scrapes_them_as_a_job_of_their_own(release: Release):
     (endpoint,) = release.one("PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"][0] == {"targetLabel": "job", "replacement": "ml/muster-watcher"}
     assert endpoint["port"] == "http"
-
-
-def test_under_a_quota_every_container_says_what_it_needs(helm: Helm):
-    quota = {"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"}
-    assert rules.quota(pod_of(helm.release(on(resources={"limits": {"cpu": 1}}))), quota) == []
-
-
-def test_probes_ask_over_plain_http(release: Release):
-    probes = {name: one["httpGet"] for name, one in container_of(release).items() if name.endswith("Probe")}
-    assert {name: (one["path"], one["scheme"]) for name, one in probes.items()} == {
-        "startupProbe": ("/healthz", "HTTP"),
-        "livenessProbe": ("/healthz", "HTTP"),
-        "readinessProbe": ("/readyz", "HTTP"),
-    }
 
 
 def test_rule_for_their_account_can_be_written_in_the_values(release: Release):

@@ -18,8 +18,8 @@ from torch.distributed.run import get_args_parser
 
 from lab.patience import PATIENCE, until
 from lab.processes.coordinator import free_port
-from lab.processes.etcd import program as etcd_program
 from lab.processes.relay import Relay
+from lab.processes.tools import tool
 from muster.service.cli.main import app
 from muster.service.security.identity.rules import AUDIENCE
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
@@ -322,7 +322,8 @@ def test_etcd_takes_the_arguments_of_the_manifest(tmp_path: Path):
     ours |= {"--initial-cluster": f"etcd-0={peer}", "--listen-metrics-urls": metrics}
     flags = dict(argument.split("=", 1) for argument in arguments) | ours
     process = subprocess.Popen(
-        [etcd_program(), *(f"{name}={value}" for name, value in flags.items())], stderr=subprocess.DEVNULL
+        [tool("etcd", "etcd-server"), *(f"{name}={value}" for name, value in flags.items())],
+        stderr=subprocess.DEVNULL,
     )
 
     def healthy() -> bool:

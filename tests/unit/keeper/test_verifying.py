@@ -12,7 +12,9 @@ from muster.checkpoint.directory import METADATA
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.keeper.verifying import file_is_whole, read_head
 from muster.keeper.vocabulary import Head, UnusableManifestError
+from tests.support.expect import raising
 from tests.support.keeping.checkpoints import MadeCheckpoint, entry_of, made_checkpoint
+from tests.support.saves.damage import flip
 
 PART = "__0_0.distcp"
 
@@ -26,12 +28,6 @@ def made() -> MadeCheckpoint:
 def folder(tmp_path: Path, made: MadeCheckpoint) -> Path:
     made.write(tmp_path, [0], head=True)
     return tmp_path / made.name
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def cut(path: Path) -> None:
@@ -61,11 +57,8 @@ def test_damaged_file_is_not_whole_and_is_named(
 def test_file_that_cannot_be_read_is_not_taken_for_damaged(
     folder: Path, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ):
-    def fails(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     monkeypatch.setattr(retry, "DELAYS", ())
-    monkeypatch.setattr(os, "preadv", fails)
+    monkeypatch.setattr(os, "preadv", raising(OSError, errno.EIO, os.strerror(errno.EIO)))
     with pytest.raises(OSError, match="Input/output error"):
         file_is_whole(folder, PART, entry_of(made.files[PART], 0))
 
@@ -126,10 +119,7 @@ def test_manifest_that_names_a_file_which_no_rank_writes_is_refused(
 
 
 def test_head_that_cannot_be_read_is_not_taken_for_absent(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    def fails(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     monkeypatch.setattr(retry, "DELAYS", ())
-    monkeypatch.setattr(os, "preadv", fails)
+    monkeypatch.setattr(os, "preadv", raising(OSError, errno.EIO, os.strerror(errno.EIO)))
     with pytest.raises(OSError, match="Input/output error"):
         read_head(folder)

@@ -210,6 +210,15 @@ def lower(bench: RelayBench) -> DownstreamEnd:
     return below
 
 
+def lower_with_4_and_5(bench: RelayBench) -> DownstreamEnd:
+    """Another relay, which was welcomed. Its ranks 4 and 5 were admitted."""
+    below = lower(bench)
+    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
+    bench.timers.fire()
+    bench.upstream.admit(4, 5)
+    return below
+
+
 def test_another_relay_is_welcomed_without_processes(bench: RelayBench):
     below = lower(bench)
     (message,) = below.take()
@@ -250,10 +259,7 @@ def test_answers_of_two_upstreams_keep_the_order_of_requests(bench: RelayBench):
 
 
 def test_process_of_another_relay_leaves_alone(bench: RelayBench):
-    below = lower(bench)
-    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
-    bench.timers.fire()
-    bench.upstream.admit(4, 5)
+    below = lower_with_4_and_5(bench)
     bench.upstream.take()
     below.take()
     below.say(remove_processes=pb.RemoveProcesses(ranks=[5], goodbye=pb.Goodbye(reason="done")))
@@ -272,10 +278,7 @@ def test_removal_of_an_unknown_rank_is_answered(bench: RelayBench):
 
 
 def test_eviction_names_the_rank_and_another_relays_stream_continues(bench: RelayBench):
-    below = lower(bench)
-    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
-    bench.timers.fire()
-    bench.upstream.admit(4, 5)
+    below = lower_with_4_and_5(bench)
     below.take()
     bench.upstream.answer(refusal=pb.Refusal(code=7, message="rank 4 was evicted", rank=4))
     (message,) = below.take()
@@ -284,10 +287,7 @@ def test_eviction_names_the_rank_and_another_relays_stream_continues(bench: Rela
 
 
 def test_decision_reaches_another_relay_once_for_all_its_ranks(bench: RelayBench):
-    below = lower(bench)
-    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
-    bench.timers.fire()
-    bench.upstream.admit(4, 5)
+    below = lower_with_4_and_5(bench)
     below.take()
     bench.upstream.answer(decision={"prefix": "checkpoint"}, ranks=[4, 5])
     (message,) = below.take()
@@ -295,10 +295,7 @@ def test_decision_reaches_another_relay_once_for_all_its_ranks(bench: RelayBench
 
 
 def test_loss_of_another_relay_removes_all_its_processes(bench: RelayBench):
-    below = lower(bench)
-    below.say(add_processes=pb.AddProcesses(processes=[process(4), process(5)]))
-    bench.timers.fire()
-    bench.upstream.admit(4, 5)
+    below = lower_with_4_and_5(bench)
     bench.workers(0)
     below.stream.connection_lost()
     (said,) = bench.upstream.take()

@@ -17,7 +17,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.rpc.codec import encode_session_message
 from muster.service.storage.engine import StorageError
 from muster.service.storage.memory import MemoryEngine
-from tests.support.expect import of_kind
+from tests.support.expect import of_kind, raising
 from tests.support.world.driver_world import (
     CountingEngine,
     Rank,
@@ -247,10 +247,7 @@ async def test_decision_is_encoded_once_for_all_receivers():
 
 
 async def test_message_without_receivers_is_not_encoded():
-    def encode(message: Message) -> bytes:
-        raise AssertionError("nobody asked for it")
-
-    async with driving(MemoryEngine(), encode=encode) as driver:
+    async with driving(MemoryEngine(), encode=raising(AssertionError, "nobody asked for it")) as driver:
         driver.disconnect(Rank(driver, 0, world_size=1).hello().arrive().id)
         assert await runs(driver) == ["job"]
 

@@ -6,13 +6,13 @@ import pytest
 
 from muster.service.core.barriers.group import Group
 from muster.service.core.coordinator import Coordinator
-from muster.service.core.vocabulary.effects import GroupJoined, Inspect, Message, Welcome
+from muster.service.core.vocabulary.effects import GroupJoined, Inspect, Welcome
 from muster.service.core.vocabulary.model import Decision, Outcome
 from muster.service.core.vocabulary.records import GroupRecord
 from muster.service.storage import codec
 from muster.service.storage.engine import LeadLostError, StorageError
 from muster.service.storage.memory import MemoryEngine
-from tests.support.expect import of_kind
+from tests.support.expect import of_kind, raising
 from tests.support.world.driver_world import (
     CKPT,
     CountingEngine,
@@ -27,11 +27,8 @@ from tests.support.world.held_engine import HeldEngine
 
 
 async def test_fault_in_a_query_stops_the_driver():
-    def broken(core: Coordinator, _: object) -> None:
-        raise KeyError("bug")
-
     async with driving(MemoryEngine()) as driver:
-        asked = asyncio.create_task(driver.query(broken))
+        asked = asyncio.create_task(driver.query(raising(KeyError, "bug")))
         await settle()
         assert isinstance(driver.failed.exception(), KeyError)
         asked.cancel()
@@ -169,11 +166,8 @@ async def test_uncommitted_events_have_no_effect_after_a_restart():
 
 
 async def test_fault_while_delivering_stops_the_driver():
-    def encode(message: Message) -> bytes:
-        raise ZeroDivisionError
-
     for engine in (MemoryEngine(), HeldEngine()):
-        async with driving(engine, encode=encode) as driver:
+        async with driving(engine, encode=raising(ZeroDivisionError)) as driver:
             Rank(driver, 0).hello()
             if isinstance(engine, HeldEngine):
                 (await engine.begun.get()).end()

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from muster.client.addresses import is_socket, target_of
-from muster.client.calls import ELSEWHERE, channel_options, reason_of, search_on
+from muster.client.calls import ELSEWHERE, call_headers, open_aio_channel, reason_of, search_on
 from muster.client.credentials import TOKEN_REFUSED, Credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.replicas import Replicas, Search, Target
@@ -76,8 +75,9 @@ class Connection:
                 raise CoordinatorError(f"the coordinator did not answer: {search.said}")
             target = search.begin()
             try:
-                metadata = await self._metadata(search, target)
-                async with self._channel(target) as channel:
+                credentials = self._credentials.valid_for(target.address)
+                metadata = await call_headers(search, credentials)
+                async with self._channel(target, credentials) as channel:
                     response = await make(run_pb2_grpc.RunServiceStub(channel), left, metadata)
             except grpc.aio.AioRpcError as error:
                 reason = reason_of(error)
@@ -98,14 +98,14 @@ class Connection:
             await asyncio.sleep(min(pause, max(deadline - self._clock(), 0.0)))
 
     @asynccontextmanager
-    async def _channel(self, target: Target) -> AsyncIterator[grpc.aio.Channel]:
+    async def _channel(self, target: Target, credentials: Credentials) -> AsyncIterator[grpc.aio.Channel]:
         """Return the connection to an address, shared by the calls that are under way.
 
         After a failure the next call opens another one, perhaps with new certificates. The one that failed is
         closed after its last call: that would cancel the others.
         """
         if target.address not in self._shared:
-            self._shared[target.address] = _SharedChannel(self._open(target))
+            self._shared[target.address] = _SharedChannel(open_aio_channel(target, credentials))
         shared = self._shared[target.address]
         shared.users += 1
         try:
@@ -118,27 +118,6 @@ class Connection:
             shared.users -= 1
             if not shared.users and self._shared.get(target.address) is not shared:
                 await shared.channel.close()
-
-    def _toward(self, target: Target) -> Credentials:
-        return Credentials() if is_socket(target.address) else self._credentials
-
-    async def _metadata(self, search: Search, target: Target) -> list[tuple[str, str]]:
-        credentials = self._toward(target)
-        if credentials.token_command:
-            authorization = await asyncio.to_thread(credentials.authorization)
-        else:
-            authorization = credentials.authorization()
-        return [*search.metadata, *([("authorization", authorization)] if authorization else [])]
-
-    def _open(self, target: Target) -> grpc.aio.Channel:
-        credentials = self._toward(target)
-        address, options = target_of(target.address), channel_options(target)
-        tls = credentials.channel_credentials()
-        if tls is None:
-            credentials.warn_if_readable(target.address)
-            return grpc.aio.insecure_channel(address, options=options)
-        named = [*options, *credentials.name_options(target.tls_name)]
-        return grpc.aio.secure_channel(address, tls, options=named)
 
     def _search_on(self, search: Search, error: grpc.aio.AioRpcError) -> float:
         """Continue the search after a call that failed; return the seconds to wait."""

@@ -56,12 +56,8 @@ class Entry:
     attempt: Attempt
     made: Committed | None
     """None if its verdict cannot be read."""
-    files: Mapping[str, int]
-    """The checkpoint's objects and their sizes in bytes."""
     damage: Damage | None = None
     """Why it is not resumed from; None if nothing is known against it."""
-    kept: bool = False
-    """Whether retention must leave it."""
 
 
 class DamagedError(UncommittedError):
@@ -281,10 +277,7 @@ class CheckpointBucket:
         """
         judged = judged_attempts(self._objects.names())
         _, unreadable = self._read_all(judged)
-        found = [
-            Entry(attempt, None, {}, Damage(attempt.verdict, why), KEPT in self._objects.sizes(attempt.name))
-            for attempt, why in unreadable.items()
-        ]
+        found = [Entry(attempt, None, Damage(attempt.verdict, why)) for attempt, why in unreadable.items()]
         for attempt in self._by_commit(judged & self._known.keys()):
             verdict = self._known[attempt]
             there = self._objects.sizes(attempt.name)
@@ -297,7 +290,7 @@ class CheckpointBucket:
                 if self._found(attempt) is None:
                     continue  # Retention has just removed it.
                 damage = Damage(attempt.verdict, str(error))
-            found.append(Entry(attempt, verdict.made, verdict.files, damage, KEPT in there))
+            found.append(Entry(attempt, verdict.made, damage))
         return found
 
     def mark_damaged(self, attempt: Attempt, damage: Damage) -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.keeper.persisting.rate import BURST_SECONDS, RateLimit
+from tests.support.expect import raising
 
 
 class Clock:
@@ -40,8 +41,5 @@ def test_busy_copy_reaches_the_rate(counts: list[int]):
 
 
 def test_copy_without_a_limit_never_waits():
-    def sleep(_: float) -> None:
-        raise AssertionError("it waits")
-
-    limit = RateLimit(0, lambda: 0.0, sleep)
+    limit = RateLimit(0, lambda: 0.0, raising(AssertionError, "it waits"))
     limit.take(10**12)

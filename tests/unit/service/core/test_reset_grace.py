@@ -14,7 +14,7 @@ from tests.support.expect import some
 from tests.support.world.core_client import Client
 from tests.support.world.core_world import RUN, TTL, World
 from tests.support.world.relay_node import Node
-from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, Agent, RendezvousWorld, nodes
+from tests.support.world.rendezvous_world import KEEP_ALIVE, Agent, RendezvousWorld, formed, nodes
 
 GRACE = 3.0
 SHORT = 0.001
@@ -153,14 +153,6 @@ def test_grace_is_no_longer_than_the_session_ttl(world: World):
 # ---------------------------------------------------------------------- nodes
 
 
-def job() -> RendezvousWorld:
-    """Two nodes in round 0, and a spare."""
-    world = RendezvousWorld(nodes(2, 2))
-    world.several("a", "b", "c")
-    world.wait(LAST_CALL)
-    return world
-
-
 def lose(world: RendezvousWorld, agent: Agent, *, reset: bool) -> None:
     session = some(agent.session)
     agent.breaks(session)
@@ -169,7 +161,7 @@ def lose(world: RendezvousWorld, agent: Agent, *, reset: bool) -> None:
 
 
 def test_spare_replaces_a_node_with_a_reset_connection_after_the_grace():
-    world = job()
+    world = formed("a", "b", "c")
     _, b, c = world.agents
     lose(world, world.agents[0], reset=True)
     world.wait(GRACE - SHORT)
@@ -182,7 +174,7 @@ def test_spare_replaces_a_node_with_a_reset_connection_after_the_grace():
 
 
 def test_node_that_is_back_within_the_grace_keeps_its_place():
-    world = job()
+    world = formed("a", "b", "c")
     a, b, _ = world.agents
     lose(world, world.agents[0], reset=True)
     world.wait(GRACE - SHORT)
@@ -209,7 +201,7 @@ def test_nodes_that_come_back_one_after_the_other_keep_their_places():
 
 
 def test_node_has_the_keep_alive_timeout_to_return_if_the_coordinator_ended_its_stream():
-    world = job()
+    world = formed("a", "b", "c")
     lose(world, world.agents[0], reset=False)
     world.wait(KEEP_ALIVE - SHORT)
     assert world.agents[1].waiting == 0

@@ -14,6 +14,7 @@ import pytest
 from muster.service.storage.backup import EPOCH_LEAP, backup, restore
 from muster.service.storage.engine import StorageError
 from muster.service.storage.sqlite import SqliteEngine
+from tests.unit.service.storage.test_sqlite import stored
 
 ROWS = {b"run\0job%d" % number: bytes(500) for number in range(300)}
 
@@ -39,21 +40,12 @@ def engine(state: Path) -> Iterator[SqliteEngine]:
 
 
 def rows(path: Path) -> dict[bytes, bytes]:
-    engine = SqliteEngine(path)
-    try:
-        engine.open()
-        return dict(engine.scan())
-    finally:
-        engine.close()
+    return stored(path)[1]
 
 
 def epoch(path: Path) -> int:
     """That of a coordinator that is started now."""
-    engine = SqliteEngine(path)
-    try:
-        return engine.open()
-    finally:
-        engine.close()
+    return stored(path)[0]
 
 
 # ---------------------------------------------------------------------- backup

@@ -46,7 +46,7 @@ def refused(path: Path) -> str:
     return str(caught.value)
 
 
-def rows(path: Path) -> tuple[int, dict[bytes, bytes]]:
+def stored(path: Path) -> tuple[int, dict[bytes, bytes]]:
     """What a coordinator that starts now would find: its epoch, and the data."""
     engine = SqliteEngine(path)
     try:
@@ -109,12 +109,12 @@ def test_second_coordinator_is_kept_out_until_the_first_lets_go(engine: SqliteEn
     assert "in use by another coordinator" in refused(path)
     engine.commit({b"b": b"2"})
     engine.close()
-    assert rows(path) == (2, {b"a": b"1", b"b": b"2"})
+    assert stored(path) == (2, {b"a": b"1", b"b": b"2"})
 
 
 def test_empty_file_is_taken(path: Path):
     path.touch()
-    assert rows(path) == (1, {})
+    assert stored(path) == (1, {})
 
 
 def test_newer_schema_is_refused_and_left_alone(engine: SqliteEngine, path: Path):
@@ -162,7 +162,7 @@ def test_damaged_database_is_explained_and_left_alone(engine: SqliteEngine, path
     assert "The file is damaged or not a database" in refused(path)
     assert path.read_bytes() == damaged
     path.write_bytes(whole)
-    assert len(rows(path)[1]) == 101
+    assert len(stored(path)[1]) == 101
 
 
 # ---------------------------------------------------------------------- places that cannot be written
@@ -207,7 +207,7 @@ except StorageError as error:
 @pytest.mark.parametrize("known", [False, True])
 def test_folder_that_may_not_be_written_is_named(tmp_path: Path, known: bool):
     if known:
-        rows(tmp_path / "muster.db")
+        stored(tmp_path / "muster.db")
     tmp_path.chmod(0o555)
     with run_child(OPEN_UNPRIVILEGED, tmp_path) as child:
         said, _ = child.communicate(timeout=PATIENCE)
@@ -230,7 +230,7 @@ def test_commit_that_does_not_fit_is_not_done_at_all(engine: SqliteEngine, path:
     assert dict(engine.scan()) == {b"a": b"1"}
     engine.commit({b"b": b"2"})
     engine.close()
-    assert rows(path) == (2, {b"a": b"1", b"b": b"2"})
+    assert stored(path) == (2, {b"a": b"1", b"b": b"2"})
 
 
 def test_commit_that_fails_halfway_is_rolled_back_and_the_next_succeeds(engine: SqliteEngine):
@@ -265,7 +265,7 @@ def test_disk_that_takes_no_more_loses_nothing_that_was_acknowledged(path: Path)
     assert why.startswith(f"cannot write {path}: ")
     assert "Check the disk's free space" in why
     assert int(number) > 0
-    assert_pairs(rows(path)[1], at_least=int(number))
+    assert_pairs(stored(path)[1], at_least=int(number))
 
 
 # ---------------------------------------------------------------------- kill -9
@@ -293,7 +293,7 @@ def test_kill_9_amid_commits_loses_nothing_that_was_acknowledged(path: Path):
             acknowledged = [int(child.stdout.readline()) for _ in range(commits)]
             child.kill()
             acknowledged += [int(line) for line in child.stdout]
-        epoch, found = rows(path)
+        epoch, found = stored(path)
         assert epoch == 2 * start
         assert_pairs(found, at_least=acknowledged[-1] + 1)
 
@@ -362,7 +362,7 @@ def test_file_of_an_older_schema_is_converted_and_keeps_its_rows(path: Path, ver
     db.execute("INSERT INTO state VALUES (?, ?)", (b"epoch", b"7"))
     db.execute("INSERT INTO state VALUES (?, ?)", (b"a", b"1"))
     db.close()
-    assert rows(path) == (8, {b"a": b"1"})
+    assert stored(path) == (8, {b"a": b"1"})
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA auto_vacuum").fetchone() == (2,), "incremental"
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
@@ -371,7 +371,7 @@ def test_file_of_an_older_schema_is_converted_and_keeps_its_rows(path: Path, ver
         # As a process leaves it that is killed after the conversion.
         db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    assert rows(path) == (9, {b"a": b"1"})
+    assert stored(path) == (9, {b"a": b"1"})
 
 
 def test_new_database_and_its_log_are_for_their_user_alone(tmp_path: Path):

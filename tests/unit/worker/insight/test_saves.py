@@ -12,6 +12,7 @@ from muster.worker.insight import saves
 from muster.worker.insight.process import child_state
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.writers.callers import SpawnedWrite
+from tests.support.expect import raising
 
 # No process has such a number.
 ONE, TWO = 2**30, 2**30 + 1
@@ -71,10 +72,7 @@ def test_forked_write_is_under_way_until_it_was_waited_for():
 
 
 def test_write_that_could_not_start_is_not_under_way(monkeypatch: pytest.MonkeyPatch):
-    def refuse(_: int) -> int:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(os, "pidfd_open", raising(OSError, 24, "Too many open files"))
     with pytest.raises(OSError, match="Too many"):
         ForkCaller().start(AsyncRequest(signal.pause, (), []))
     assert saves.under_way() == []
@@ -95,10 +93,7 @@ def test_workers_write_is_under_way_until_its_answer_is_read():
 
 
 def test_workers_write_ends_if_its_answer_cannot_be_read():
-    def answer(*_: object) -> str:
-        raise ValueError("no answer")
-
-    write = spawned_write(answer)
+    write = spawned_write(raising(ValueError, "no answer"))
     with pytest.raises(ValueError, match="no answer"):
         write.wait(PATIENCE)
     assert saves.under_way() == []

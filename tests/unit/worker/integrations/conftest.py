@@ -5,7 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from muster.worker.integrations.commit import commitment
+
 END_OF_SAVE_SECONDS = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commitment, "_last", {})
+    monkeypatch.setattr(commitment, "_highest", {})
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.unit.worker.integrations.commit.folder_jobs import names
+
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Else accelerate says what it has found.
 
 from accelerate import Accelerator
@@ -46,10 +48,6 @@ def prepared(folder: Path, automatic: bool = True, **options: Any) -> tuple[Any,
 def fill(model: torch.nn.Linear, value: float) -> None:
     with torch.no_grad():
         model.weight.fill_(value)
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_automatic_names_are_kept_counted_and_resumed_from(tmp_path: Path):

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter
-from muster.worker.integrations.commit import commitment
 from muster.worker.saves import Checkpointer
 
 pytestmark = [
@@ -81,8 +80,6 @@ PAIRS = [
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commitment, "_last", {})
-    monkeypatch.setattr(commitment, "_highest", {})
     for name in ("RANK", "WORLD_SIZE", "MUSTER_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
 

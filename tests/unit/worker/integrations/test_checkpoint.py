@@ -20,12 +20,14 @@ from muster.checkpoint.damage import DAMAGED, CorruptCheckpointError, Damage
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.worker.integrations import checkpoint as module
 from muster.worker.integrations.checkpoint import CommittedReader, CommittedWriter, latest
-from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import REPLACED
 from muster.worker.saves import Checkpointer
 from tests.support.crashes.stat_faults import StatFaults
+from tests.support.expect import raising
 from tests.support.jobs import alone
+from tests.support.saves.damage import flip
 from tests.support.saves.synced import Synced
+from tests.unit.worker.integrations.commit.folder_jobs import names
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -39,8 +41,6 @@ class Alone(alone.Alone):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, saves_end_with_their_test: None) -> None:
-    monkeypatch.setattr(commitment, "_last", {})
-    monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(Alone, "sequence", 0)
     monkeypatch.setattr(module, "job_barrier", Alone)
 
@@ -61,10 +61,6 @@ def refused(path: Path, caplog: pytest.LogCaptureFixture) -> str:
     with pytest.raises(dcp.CheckpointException) as error:
         loaded(path)
     return f"{error.value}\n{caplog.text}"
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_saved_checkpoint_is_loaded_and_its_name_can_be_reused(tmp_path: Path):
@@ -110,12 +106,8 @@ def test_a_save_that_fails_leaves_what_was_there(
 ):
     path = tmp_path / "last"
     dcp.save(state(1.0), storage_writer=CommittedWriter(path))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(FileSystemWriter, method, full)
+        patched.setattr(FileSystemWriter, method, raising(OSError, 28, "No space left on device"))
         with pytest.raises(dcp.CheckpointException, match="No space left"):
             dcp.save(state(2.0), storage_writer=CommittedWriter(path))
     assert loaded(path) == 1.0
@@ -172,11 +164,8 @@ def test_bad_terms_are_refused_at_construction(tmp_path: Path):
 
 
 def test_a_failed_save_of_another_name_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(FileSystemWriter, "_write_data", full)
+        patched.setattr(FileSystemWriter, "_write_data", raising(OSError, 28, "No space left on device"))
         with pytest.raises(dcp.CheckpointException, match="No space left"):
             dcp.save(state(1.0), storage_writer=CommittedWriter(tmp_path / "step-1"))
     dcp.save(state(2.0), storage_writer=CommittedWriter(tmp_path / "step-2"))
@@ -320,12 +309,6 @@ def test_a_part_that_a_thread_of_torchs_did_not_write_fails_the_save(
 
 def manifest_in(path: Path) -> Manifest:
     return Manifest.decode((path / MANIFEST).read_bytes())
-
-
-def flip(file: Path, offset: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 1
-    file.write_bytes(data)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from muster.checkpoint.damage import KEPT, Damage
-from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.commit.lookup import mark_damaged, read
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[4] / "examples/dcp_job.py"))
@@ -21,8 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A single process with its step as its state."""
-    monkeypatch.setattr(commitment, "_last", {})
-    monkeypatch.setattr(commitment, "_highest", {})
     for name in ("RANK", "WORLD_SIZE", "MUSTER_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)

@@ -18,15 +18,10 @@ from muster.worker.integrations.commit.commitment import Commitment
 from muster.worker.integrations.commit.protocol import LATE
 from muster.worker.integrations.commit.words import BEGINS, DONE, GIVEN_UP, NOT_YET, REUSED
 from muster.worker.transport.fork_guard import start_thread
+from tests.support.expect import raising
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_group import FakeGroup, Member
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
-
-
-@pytest.fixture(autouse=True)
-def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_last", {})
-    monkeypatch.setattr(module, "_highest", {})
 
 
 class Does(enum.Enum):
@@ -303,12 +298,8 @@ def test_interrupt_while_waiting_for_other_ranks_fails_the_save_for_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ):
     save, barrier = begun(0, "step-9")
-
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(save._changed, "wait_for", interrupted)
+        patch.setattr(save._changed, "wait_for", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             save.begun()
     barrier.answers.put(at(rank_0="step-9", rank_1="step-9"))
@@ -344,12 +335,8 @@ def test_an_interruption_at_the_very_beginning_leaves_no_two_saves_beside_each_o
 def test_of_a_thread_that_never_began_nobody_waits_for_the_end(monkeypatch: pytest.MonkeyPatch):
     barrier = ScriptedBarrier(0)
     as_barrier: Any = barrier
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(module, "start_thread", interrupted)
+        patch.setattr(module, "start_thread", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             Commitment(as_barrier, 60.0)
     save = Commitment(as_barrier, 60.0, name="step-9")

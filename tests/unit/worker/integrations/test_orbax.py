@@ -21,6 +21,7 @@ from muster.worker.errors import (
 )
 from muster.worker.integrations import orbax as module
 from muster.worker.integrations.orbax import GIVEN_UP, SaveBarrier, barrier_sync_fn
+from tests.support.expect import raising
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 
 KEY = "async_write_complete.7"
@@ -160,11 +161,8 @@ def state() -> Any:
 
 
 def test_error_in_a_save_thread_is_reported_by_that_save_and_not_by_the_next(tmp_path: Path):
-    def fill_the_disk() -> None:
-        raise OSError(28, "No space left on device")
-
     wait, barrier = made(aborted())
-    saver = checkpointer(wait, post_finalization_callback=fill_the_disk)
+    saver = checkpointer(wait, post_finalization_callback=raising(OSError, 28, "No space left on device"))
     saver.save(tmp_path / "7", args=state())
     with pytest.raises(OSError, match="No space left"):
         saver.save(tmp_path / "8", args=state())

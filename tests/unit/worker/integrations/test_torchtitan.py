@@ -20,6 +20,7 @@ from muster.worker.integrations import torchtitan as module
 from muster.worker.integrations.commit.lookup import Marker
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.torchtitan import CommittedCheckpointManager, latest
+from tests.support.expect import raising
 
 
 def manager(folder: str, **options: Any) -> CommittedCheckpointManager:
@@ -148,13 +149,9 @@ def test_purge_logs_a_checkpoint_that_cannot_be_removed_and_continues(
     caplog: pytest.LogCaptureFixture,
 ):
     """Rank 0 alone would raise, and the others wait for it."""
-
-    def refuse(_: Path) -> Path:
-        raise PermissionError("not yours")
-
     for step in (10, 20, 30):
         commit(tmp_path, step)
-    monkeypatch.setattr(module, "retire", refuse)
+    monkeypatch.setattr(module, "retire", raising(PermissionError, "not yours"))
     assert purging() == {"step-10", "step-20", "step-30"}
     assert "not yours" in caplog.text
 
@@ -173,15 +170,11 @@ def test_closing_waits_for_the_last_save_and_its_failure_is_told_once(tmp_path: 
 
 def test_an_interrupt_of_waiting_for_a_save_does_not_end_the_save(tmp_path: Path):
     """Which is waited for when all is closed."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     made: Any = manager(str(tmp_path))
     made.async_mode = AsyncMode.ASYNC
     saving: Any = Future()
     made.save_future = saving
-    saving.result = interrupt
+    saving.result = raising(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         made.maybe_wait_for_saving()
     del saving.result

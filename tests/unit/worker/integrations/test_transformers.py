@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.worker.integrations.commit.folder_jobs import names
+
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Else accelerate says what it has found.
 
 from transformers import Trainer, TrainerState
@@ -64,10 +66,6 @@ class Job:
         self.state.global_step = step
         trainer: Any = self
         self.callback.save(trainer, write or self.write, None)
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_a_checkpoint_has_its_name_when_it_is_whole(tmp_path: Path):

@@ -12,6 +12,7 @@ from muster.worker.errors import MusterError
 from muster.worker.node import relay as node_relay
 from muster.worker.node.relay import NodeRelay, start
 from muster.worker.transport import fork_guard
+from tests.support.expect import raising
 
 NOBODY = "127.0.0.1:1"
 """A relay calls nobody before it is called."""
@@ -85,10 +86,7 @@ def test_relay_uses_a_short_folder_if_the_temporary_path_is_too_long(
 def test_relay_that_cannot_start_logs_why_and_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ):
-    def fail(config: object) -> None:
-        raise error
-
-    monkeypatch.setattr(node_relay, "RelayThread", fail)
+    monkeypatch.setattr(node_relay, "RelayThread", raising(error))
     assert start(NOBODY) is None
     (record,) = caplog.records
     assert record.getMessage() == f"this node has no relay, and its workers connect directly: {error}"

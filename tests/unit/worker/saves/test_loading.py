@@ -20,8 +20,10 @@ from muster.worker.saves.loading import AgreedLoad, Chosen
 from muster.worker.saves.storage.bucket_storage import BucketStorage
 from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.reading import VerifyingReader
+from tests.support.expect import raising
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.damage import flip
 from tests.support.saves.fake_group import FakeGroup, Member
 
 RANKS = 3
@@ -51,10 +53,7 @@ class Job:
         return [one.exception() or one.result() for one in calls]
 
     def hurt(self, step: int, name: str = "__0_0.distcp") -> None:
-        path = self.folder / f"step-{step:010}" / name
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip(self.folder / f"step-{step:010}" / name)
 
 
 @pytest.fixture
@@ -128,10 +127,7 @@ def test_failure_of_one_rank_is_the_failure_of_all(job: Job):
 
 
 def test_interrupt_of_one_rank_keeps_nobody_waiting(job: Job, monkeypatch: pytest.MonkeyPatch):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(job.ranks[2]._storage, "read", interrupt)
+    monkeypatch.setattr(job.ranks[2]._storage, "read", raising(KeyboardInterrupt))
     heard = job.all(resumed)
     assert [type(one) for one in heard] == [BarrierAbortedError, BarrierAbortedError, KeyboardInterrupt]
     monkeypatch.undo()
@@ -139,10 +135,7 @@ def test_interrupt_of_one_rank_keeps_nobody_waiting(job: Job, monkeypatch: pytes
 
 
 def test_io_error_on_rank_0_is_an_error_on_all(job: Job, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(job.ranks[0]._storage, "newest", fail)
+    monkeypatch.setattr(job.ranks[0]._storage, "newest", raising(OSError, 5, "Input/output error"))
     heard = job.all(resumed)
     assert isinstance(heard[0], OSError)
     assert all("Input/output error" in str(one) for one in heard)
@@ -151,10 +144,10 @@ def test_io_error_on_rank_0_is_an_error_on_all(job: Job, monkeypatch: pytest.Mon
 
 
 def test_lost_rank_is_named_to_ranks_with_a_failed_collective(job: Job, monkeypatch: pytest.MonkeyPatch):
-    def load_state(*_: object, **__: object) -> None:
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]")
-
-    monkeypatch.setattr("muster.worker.saves.storage.reading.load", load_state)
+    monkeypatch.setattr(
+        "muster.worker.saves.storage.reading.load",
+        raising(RuntimeError, "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.3]"),
+    )
 
     def load(one: Checkpointer, rank: int) -> object:
         if rank != 1:
@@ -174,13 +167,10 @@ def test_lost_rank_is_named_to_ranks_with_a_failed_collective(job: Job, monkeypa
 
 def test_collective_that_failed_without_a_death_is_an_error_on_all(job: Job, monkeypatch: pytest.MonkeyPatch):
     def load(one: Checkpointer, rank: int) -> object:
-        def broken(_: object) -> None:
-            raise RuntimeError("gloo: timed out")
-
         def fine(_: object) -> None:
             return None
 
-        return one._load.newest(broken if rank == 1 else fine)
+        return one._load.newest(raising(RuntimeError, "gloo: timed out") if rank == 1 else fine)
 
     heard = job.all(load)
     assert all(isinstance(one, RuntimeError) for one in heard)
@@ -210,11 +200,8 @@ def test_rank_that_sees_another_checkpoint_fails_the_load(job: Job, monkeypatch:
 
 
 def test_checkpoint_that_cannot_be_marked_is_passed_over(job: Job, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
-        raise PermissionError("read-only")
-
     job.hurt(3)
-    monkeypatch.setattr(job.ranks[0]._storage, "mark_damaged", refuse)
+    monkeypatch.setattr(job.ranks[0]._storage, "mark_damaged", raising(PermissionError, "read-only"))
     assert job.all(resumed) == [(2, 2)] * RANKS
     assert job.all(resumed) == [(2, 2)] * RANKS
     assert not (job.folder / "step-0000000003" / ".damaged.json").exists()
@@ -255,11 +242,8 @@ def test_all_ranks_begin_from_scratch_where_there_is_none(job: Job, tmp_path: Pa
 
 
 def test_damage_that_cannot_be_marked_does_not_count_for_retention(job: Job, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
-        raise OSError(122, "Disk quota exceeded")
-
     job.hurt(3)
-    monkeypatch.setattr(job.ranks[0]._storage, "mark_damaged", refuse)
+    monkeypatch.setattr(job.ranks[0]._storage, "mark_damaged", raising(OSError, 122, "Disk quota exceeded"))
     assert job.all(resumed) == [(2, 2)] * RANKS
     rank_0 = job.ranks[0]
     rank_0._storage.sweep(1, SaveAttempt(0, 9), rank_0._load.used, rank_0._load.excluded)

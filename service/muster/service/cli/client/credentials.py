@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from muster.client.addresses import checked
 from muster.client.credentials import ENVIRONMENT, Credentials, Names
 from muster.client.errors import EnvironmentValueError
 from muster.service.cli.failure import Exit, fail
@@ -110,3 +111,11 @@ def connecting(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
     run.__annotations__ = command.__annotations__ | {name: kind for name, (kind, _) in OPTIONS.items()}
     return run
+
+
+def usable_endpoint(value: str) -> str:
+    """Return the addresses of an endpoint, each once; refuse one that cannot be used."""
+    try:
+        return checked(value)
+    except EnvironmentValueError as error:
+        raise typer.BadParameter(str(error)) from error

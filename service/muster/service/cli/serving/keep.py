@@ -8,23 +8,15 @@ from typing import Annotated
 import typer
 
 from muster.checkpoint.storage_options import STORAGE_OPTIONS, storage_options
-from muster.client.addresses import checked, is_socket
-from muster.client.errors import EnvironmentValueError
+from muster.client.addresses import is_socket
 from muster.client.failure_domain import failure_domain as found_domain
 from muster.client.node_name import node_name
 from muster.keeper.settings import KeeperSettings, host_and_port
-from muster.service.cli.client.credentials import connecting, given
+from muster.service.cli.client.credentials import connecting, given, usable_endpoint
 from muster.service.cli.failure import Exit, fail
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_KEEP"}
 """``--listen`` is also ``MUSTER_KEEP_LISTEN``."""
-
-
-def _endpoint(value: str) -> str:
-    try:
-        return checked(value)
-    except EnvironmentValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 @connecting
@@ -38,7 +30,7 @@ def keep(
         typer.Option(
             "--endpoint",
             "-e",
-            callback=_endpoint,
+            callback=usable_endpoint,
             envvar=["MUSTER_KEEP_ENDPOINT", "MUSTER_ENDPOINT"],
             metavar="HOST:PORT[,HOST:PORT…]",
             help="The coordinator, all of its replicas, or a relay.",

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from muster.client.addresses import checked
-from muster.client.errors import EnvironmentValueError
 from muster.service.address import Address
+from muster.service.cli.client.credentials import usable_endpoint
 from muster.service.cli.failure import Exit, fail
 from muster.service.security.config import (
     Security,
@@ -19,13 +18,6 @@ from muster.service.security.config import (
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_RELAY"}
 """``--fold-window-ms`` is also ``MUSTER_RELAY_FOLD_WINDOW_MS``."""
-
-
-def _upstream(value: str) -> str:
-    try:
-        return checked(value)
-    except EnvironmentValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _mode(value: str) -> str:
@@ -42,7 +34,7 @@ def relay(
     upstream: Annotated[
         str,
         typer.Option(
-            callback=_upstream,
+            callback=usable_endpoint,
             envvar=["MUSTER_RELAY_UPSTREAM", "MUSTER_ENDPOINT"],
             metavar="HOST:PORT[,HOST:PORT…]",
             help="The coordinator, all of its replicas, or another relay.",

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from muster.client.addresses import checked, is_socket
+from muster.client.addresses import is_socket
 from muster.client.credentials import Credentials
 from muster.client.errors import EnvironmentValueError
 from muster.client.node_name import node_name
 from muster.service.address import Address
-from muster.service.cli.client.credentials import connecting, given
+from muster.service.cli.client.credentials import connecting, given, usable_endpoint
 from muster.service.cli.failure import Exit, fail
 
 CONTEXT_SETTINGS = {"auto_envvar_prefix": "MUSTER_WATCH"}
@@ -35,13 +35,6 @@ class Cordon(enum.StrEnum):
     SAVE = "save"
     STOP = "stop"
     IGNORE = "ignore"
-
-
-def _endpoint(value: str) -> str:
-    try:
-        return checked(value)
-    except EnvironmentValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _credentials(endpoint: str) -> Credentials:
@@ -74,7 +67,7 @@ def watch(
         typer.Option(
             "--endpoint",
             "-e",
-            callback=_endpoint,
+            callback=usable_endpoint,
             envvar=["MUSTER_WATCH_ENDPOINT", "MUSTER_ENDPOINT"],
             metavar="HOST:PORT[,HOST:PORT…]",
             help="The coordinator, or all of its replicas.",

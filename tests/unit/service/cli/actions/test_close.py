@@ -5,6 +5,7 @@ import pytest
 from muster.service.cli.actions.close import closing_text
 from muster.service.cli.client.caller import caller
 from muster.v1 import common_pb2, rendezvous_pb2
+from tests.support.expect import raising
 from tests.unit.service.cli import samples
 
 OPEN = [common_pb2.BarrierName(prefix="checkpoint", sequence=7)]
@@ -96,9 +97,6 @@ def test_the_caller_is_a_name_that_the_coordinator_takes(monkeypatch, user):
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch):
-    def nameless():
-        raise KeyError("getpwuid(): uid not found: 1234")
-
-    monkeypatch.setattr(getpass, "getuser", nameless)
+    monkeypatch.setattr(getpass, "getuser", raising(KeyError, "getpwuid(): uid not found: 1234"))
     monkeypatch.setattr("os.getuid", lambda: 1234)
     assert caller().startswith("uid 1234@")

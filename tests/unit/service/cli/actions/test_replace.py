@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -20,6 +19,7 @@ from muster.v1.rendezvous_pb2_grpc import (
     add_RendezvousServiceServicer_to_server,
 )
 from muster.v1.run_pb2_grpc import RunServiceServicer, add_RunServiceServicer_to_server
+from tests.support.grpc_server import serving
 from tests.unit.service.cli.test_main import invoke
 
 PARTICIPANT = rendezvous_pb2.NODE_STANDING_PARTICIPANT
@@ -102,15 +102,11 @@ class Coordinator(RendezvousServiceServicer, RunServiceServicer):
 @pytest.fixture
 def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(module, "POLL_INTERVAL", 0.0)
-    serving = Coordinator()  # type: ignore[abstract]
-    server = grpc.server(ThreadPoolExecutor(1))
+    service = Coordinator()  # type: ignore[abstract]
     # Both services have a method Get, whose request tells them apart.
-    add_RendezvousServiceServicer_to_server(serving, server)
-    add_RunServiceServicer_to_server(serving, server)
-    serving.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield serving
-    server.stop(None).wait()
+    both = (add_RendezvousServiceServicer_to_server, add_RunServiceServicer_to_server)
+    with serving(service, *both) as service.endpoint:
+        yield service
 
 
 def replace(coordinator: Coordinator, *arguments: str, name: str = "node-1") -> Any:

@@ -4,7 +4,6 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -16,6 +15,7 @@ from muster.service.cli.failure import Exit
 from muster.service.formatting.requested_saves import asked_text, save_text, time_left
 from muster.v1 import run_pb2
 from muster.v1.run_pb2_grpc import RunServiceServicer, add_RunServiceServicer_to_server
+from tests.support.grpc_server import serving
 from tests.unit.service.cli.test_main import invoke
 
 
@@ -69,13 +69,9 @@ class Runs(RunServiceServicer):
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     monkeypatch.setattr(module, "POLL_INTERVAL", 0.0)
-    serving = Runs()  # type: ignore[abstract]
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_RunServiceServicer_to_server(serving, server)
-    serving.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield serving
-    server.stop(None).wait()
+    service = Runs()  # type: ignore[abstract]
+    with serving(service, add_RunServiceServicer_to_server) as service.endpoint:
+        yield service
 
 
 def test_it_asks_and_says_how_it_stands(runs: Runs):

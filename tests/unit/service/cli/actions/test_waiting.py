@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
 
@@ -13,6 +12,7 @@ from muster.service.cli.actions import waiting as module
 from muster.service.cli.failure import Exit
 from muster.v1 import run_pb2
 from muster.v1.run_pb2_grpc import RunServiceServicer, add_RunServiceServicer_to_server
+from tests.support.grpc_server import serving
 from tests.unit.service.cli.actions.test_save import ASKED, DONE, save
 from tests.unit.service.cli.test_main import invoke
 
@@ -53,13 +53,9 @@ class Runs(RunServiceServicer):
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     monkeypatch.setattr(module, "POLL_INTERVAL", 0.0)
-    serving = Runs()  # type: ignore[abstract]
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_RunServiceServicer_to_server(serving, server)
-    serving.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield serving
-    server.stop(None).wait()
+    service = Runs()  # type: ignore[abstract]
+    with serving(service, add_RunServiceServicer_to_server) as service.endpoint:
+        yield service
 
 
 def test_run_that_is_forgotten_meanwhile_does_not_end_the_wait_for_the_others(runs: Runs):
@@ -128,10 +124,6 @@ def test_deadline_below_a_millisecond_is_not_dropped(runs: Runs):
         return run_pb2.RequestSaveResponse(save=STOP)
 
     runs.RequestSave = request_save  # type: ignore[method-assign]
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_RunServiceServicer_to_server(runs, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    invoke("save", "job1", "--deadline=0.0001", f"--endpoint=127.0.0.1:{port}")
-    server.stop(None).wait()
+    with serving(runs, add_RunServiceServicer_to_server) as endpoint:
+        invoke("save", "job1", "--deadline=0.0001", f"--endpoint={endpoint}")
     assert seen == [1]

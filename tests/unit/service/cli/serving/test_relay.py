@@ -13,6 +13,7 @@ from muster.service.app.relay import RelaySettings
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.service.telemetry import logs
+from tests.unit.service.cli.serving.recording import recorded
 from tests.unit.service.cli.test_main import invoke
 
 GOOD = ("relay", "--listen=127.0.0.1:7551", "--upstream=muster:7550")
@@ -21,14 +22,7 @@ GOOD = ("relay", "--listen=127.0.0.1:7551", "--upstream=muster:7550")
 @pytest.fixture
 def started_with(monkeypatch: pytest.MonkeyPatch) -> list[RelaySettings]:
     """The settings of the relays that were started."""
-    settings: list[RelaySettings] = []
-
-    async def run(given: RelaySettings) -> None:
-        settings.append(given)
-
-    monkeypatch.setattr(app_relay, "run_relay", run)
-    monkeypatch.setattr(logs, "configure", lambda _: None)
-    return settings
+    return recorded(monkeypatch, app_relay, "run_relay")
 
 
 def test_relay_options_reach_the_relay_settings(started_with: list[RelaySettings], tmp_path: Path):

@@ -12,8 +12,8 @@ from muster.service.app.watcher import WatcherSettings
 from muster.service.cli.failure import Exit
 from muster.service.cli.main import app
 from muster.service.cli.serving.watch import SourceName
-from muster.service.telemetry import logs
 from muster.watcher.sources.registry import SOURCES
+from tests.unit.service.cli.serving.recording import recorded
 from tests.unit.service.cli.test_main import invoke
 
 GOOD = ("watch", "--source=kubernetes", "--endpoint=muster:7550")
@@ -22,14 +22,7 @@ GOOD = ("watch", "--source=kubernetes", "--endpoint=muster:7550")
 @pytest.fixture
 def started_with(monkeypatch: pytest.MonkeyPatch) -> list[WatcherSettings]:
     """The settings of the watchers that were started."""
-    settings: list[WatcherSettings] = []
-
-    async def run(given: WatcherSettings) -> None:
-        settings.append(given)
-
-    monkeypatch.setattr(app_watcher, "run_watcher", run)
-    monkeypatch.setattr(logs, "configure", lambda _: None)
-    return settings
+    return recorded(monkeypatch, app_watcher, "run_watcher")
 
 
 def test_each_source_of_the_registry_can_be_named():

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -11,6 +10,7 @@ from muster.service.cli.failure import Exit
 from muster.service.cli.views.stack import MAX_RANKS, parse_ranks
 from muster.v1.insight_pb2 import Crowd, Frame, ProbedProcess, Report, StacksRequest, StacksResponse, Thread
 from muster.v1.insight_pb2_grpc import InsightServiceServicer, add_InsightServiceServicer_to_server
+from tests.support.grpc_server import serving
 from tests.unit.service.cli.test_main import invoke
 
 
@@ -37,13 +37,9 @@ class Insight(InsightServiceServicer):
 
 @pytest.fixture
 def insight() -> Iterator[Insight]:
-    serving = Insight()
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_InsightServiceServicer_to_server(serving, server)
-    serving.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield serving
-    server.stop(None).wait()
+    service = Insight()
+    with serving(service, add_InsightServiceServicer_to_server) as service.endpoint:
+        yield service
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,7 @@ FIRST, SECOND = Attempt(1, 0), Attempt(1, 1)
 
 def job_after_first() -> Job:
     """A job without copies that has saved once."""
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(FIRST, 10)
-    return job
+    return Job(replicas=0).connect_all().save(FIRST, 10)
 
 
 def part(attempt: Attempt, rank: int) -> Holding:
@@ -23,9 +20,7 @@ def part(attempt: Attempt, rank: int) -> Holding:
 
 
 def test_decision_waits_for_keepers_with_the_missing_parts():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = job_after_first()
     job.save(Attempt(1, 1), 20, copies=False)
     job.lose(2)
     job.connect(2, Holding(Attempt(1, 0), digest(Attempt(1, 0)), frozenset({2})), generation=1)
@@ -43,9 +38,7 @@ def test_decision_waits_for_keepers_with_the_missing_parts():
 
 
 def test_decision_waits_longer_for_keepers_that_verify():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job().connect_all().save(Attempt(1, 0), 10)
     job.restart()
     job.verifying = {"k2"}
     job.connect_all(generation=2)
@@ -115,9 +108,7 @@ def test_decision_waits_for_a_keeper_without_ranks_after_its_stream_has_ended():
 
 
 def test_all_ranks_hear_one_decision_also_after_a_restart():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job().connect_all().save(Attempt(1, 0), 10)
     first = job.recover(1)
     job.restart()
     late = job.recover(1)
@@ -125,9 +116,7 @@ def test_all_ranks_hear_one_decision_also_after_a_restart():
 
 
 def test_next_decision_does_without_the_copies_that_were_damaged():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = job_after_first()
     job.save(Attempt(1, 1), 20)
     assert chosen(job, job.recover(1)) == Attempt(1, 1)
     job.report(1, Attempt(1, 1), set())
@@ -139,15 +128,12 @@ def test_next_decision_does_without_the_copies_that_were_damaged():
 
 
 def test_job_without_local_checkpoints_resumes_from_shared_storage():
-    job = Job(replicas=0)
-    job.connect_all()
+    job = Job(replicas=0).connect_all()
     assert chosen(job, job.recover(1)) is None
 
 
 def test_newer_checkpoint_in_shared_storage_is_preferred():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = job_after_first()
     job.commit(Attempt(1, 1), 20, persist_to="/shared")
     for node in range(3):
         job.report(node, Attempt(1, 1), {node}, persisted_ranks=frozenset({node}))
@@ -165,9 +151,7 @@ def test_newer_checkpoint_in_shared_storage_is_preferred():
 
 
 def test_decision_waits_no_longer_when_all_calls_ended_and_came_back():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = job_after_first()
     job.commit(Attempt(1, 1), 20)
     first = job.recover(1)
     job.now += 4
@@ -192,9 +176,7 @@ def test_recovery_with_different_world_sizes_is_refused_for_all():
 
 
 def test_rank_with_another_world_size_does_not_hear_a_decision():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job().connect_all().save(Attempt(1, 0), 10)
     assert chosen(job, job.recover(1)) == Attempt(1, 0)
     other = job.session()
     job.step(Recover(other, RUN, 1, 0, 4))

@@ -28,15 +28,13 @@ def test_disconnected_keeper_without_ranks_is_forgotten():
 
 
 def test_disconnected_keeper_with_ranks_of_the_generation_is_remembered():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     job.lose(1)
     assert remembered(job) == ["k0", "k1", "k2"]
 
 
 def test_disconnected_keeper_is_forgotten_when_another_one_takes_its_ranks():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     first = Attempt(1, 0)
     job.save(first, 10)
     assert job.level(first) is Level.REPLICATED

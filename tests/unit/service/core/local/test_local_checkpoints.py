@@ -22,8 +22,7 @@ from tests.support.keepers.scripted_job import RUN, Job, chosen, digest, refused
 
 
 def test_checkpoint_becomes_replicated_when_each_part_has_its_copies():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     first = Attempt(1, 0)
     waiting = job.commit(first, 10, Level.REPLICATED)
     assert job.level(first) is Level.LOCAL
@@ -36,8 +35,7 @@ def test_checkpoint_becomes_replicated_when_each_part_has_its_copies():
 
 
 def test_orders_name_own_part_copies_and_their_sources():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     first = Attempt(1, 0)
     job.commit(first, 10)
     (order,) = job.orders("k1").checkpoints
@@ -50,8 +48,7 @@ def test_orders_name_own_part_copies_and_their_sources():
 
 def test_keeper_without_a_manifest_is_told_where_one_is_though_it_is_to_hold_nothing():
     """It may have a part of that checkpoint, which it cannot verify without it."""
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     first = Attempt(1, 0)
     job.save(first, 10)
     held = {node: job.core.run(RUN).local.keepers.find(f"k{node}").holdings for node in (1, 2)}  # type: ignore[union-attr]
@@ -77,9 +74,7 @@ def test_peers_are_told_when_every_rank_has_its_keeper():
 
 
 def test_job_resumes_from_a_copy_of_the_lost_node():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job().connect_all().save(Attempt(1, 0), 10)
     held = {node: job.core.run(RUN).local.keepers.find(f"k{node}").holdings for node in range(3)}  # type: ignore[union-attr]
     job.lose(2)
     job.connect(2, generation=2)
@@ -94,9 +89,7 @@ def test_job_resumes_from_a_copy_of_the_lost_node():
 
 
 def test_keeper_that_has_reported_nothing_yet_is_told_of_all_checkpoints_and_deletes_none():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job().connect_all().save(Attempt(1, 0), 10)
     job.lose(1)
     job.connect(1, generation=2)
     (order,) = job.orders("k1").checkpoints
@@ -105,9 +98,7 @@ def test_keeper_that_has_reported_nothing_yet_is_told_of_all_checkpoints_and_del
 
 
 def test_keeper_that_has_lost_the_manifest_is_not_the_only_source():
-    job = Job(replicas=0)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job(replicas=0).connect_all().save(Attempt(1, 0), 10)
     job.report(0, Attempt(1, 0), set())
     job.lose(2)
     job.connect(2)
@@ -116,8 +107,7 @@ def test_keeper_that_has_lost_the_manifest_is_not_the_only_source():
 
 
 def test_each_keeper_persists_what_it_wrote():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     job.commit(Attempt(1, 0), 10, persist_to="/shared")
     for node in range(3):
         job.report(node, Attempt(1, 0), {node})
@@ -131,8 +121,7 @@ def test_each_keeper_persists_what_it_wrote():
 
 
 def test_two_safe_checkpoints_are_kept():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     for number in range(4):
         job.save(Attempt(1, number), 10 * number)
     assert [one.checkpoint.step for one in job.core.run(RUN).local.copies] == [20, 30]
@@ -141,9 +130,7 @@ def test_two_safe_checkpoints_are_kept():
 
 
 def test_commit_of_an_earlier_generation_is_refused():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job().connect_all().save(Attempt(1, 0), 10)
     for node in range(3):
         job.report(node, Attempt(1, 0), {node})
         session = job.session()
@@ -155,8 +142,7 @@ def test_commit_of_an_earlier_generation_is_refused():
 
 
 def test_commit_may_be_repeated():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     for _ in range(2):
         assert job.answer(job.commit(Attempt(1, 0), 10)) == LocalCommitted(Level.LOCAL)
     job.restart()
@@ -165,8 +151,7 @@ def test_commit_may_be_repeated():
 
 
 def test_report_needs_an_open_stream():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     job.lose(1)
     answer = job.report(1, Attempt(1, 0), {1})
     assert isinstance(answer, Refused)
@@ -174,8 +159,7 @@ def test_report_needs_an_open_stream():
 
 
 def test_second_stream_of_a_keeper_ends_the_first():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     first = job.sessions["k1"]
     job.connect(1)
     assert refused(job, first) is Reason.SESSION_REPLACED
@@ -192,8 +176,7 @@ def test_second_stream_of_a_keeper_ends_the_first():
     ],
 )
 def test_holding_of_another_manifest_rank_or_attempt_does_not_count(holding: Holding):
-    job = Job(replicas=0)
-    job.connect_all()
+    job = Job(replicas=0).connect_all()
     job.commit(Attempt(1, 0), 10)
     for node in range(2):
         job.report(node, Attempt(1, 0), {node})
@@ -203,8 +186,7 @@ def test_holding_of_another_manifest_rank_or_attempt_does_not_count(holding: Hol
 
 
 def test_checkpoint_is_not_persisted_after_a_newer_one():
-    job = Job(replicas=0)
-    job.connect_all()
+    job = Job(replicas=0).connect_all()
     old, new = Attempt(1, 0), Attempt(1, 1)
     for attempt, step in ((old, 10), (new, 20)):
         job.commit(attempt, step, persist_to="/shared")
@@ -218,8 +200,7 @@ def test_checkpoint_is_not_persisted_after_a_newer_one():
 
 
 def test_persisted_checkpoint_newer_than_the_newest_whole_one_is_not_forgotten():
-    job = Job(replicas=0)
-    job.connect_all()
+    job = Job(replicas=0).connect_all()
     whole, persisted = Attempt(1, 0), Attempt(1, 1)
     job.save(whole, 10)
     job.commit(persisted, 20, persist_to="/shared")
@@ -236,9 +217,7 @@ def test_persisted_checkpoint_newer_than_the_newest_whole_one_is_not_forgotten()
 
 
 def test_sources_of_all_parts_are_told_only_until_all_ranks_have_loaded():
-    job = Job()
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job().connect_all().save(Attempt(1, 0), 10)
     job.recover(1)
     (order,) = job.orders("k0").checkpoints
     assert {rank for source in order.sources for rank in source.ranks} == {0, 1, 2}
@@ -247,16 +226,14 @@ def test_sources_of_all_parts_are_told_only_until_all_ranks_have_loaded():
 
 
 def test_two_checkpoints_are_kept_on_a_single_node():
-    job = Job(nodes=1)
-    job.connect_all()
+    job = Job(nodes=1).connect_all()
     for number in range(4):
         job.save(Attempt(1, number), 10 * number)
     assert [one.checkpoint.step for one in job.core.run(RUN).local.copies] == [20, 30]
 
 
 def test_part_is_persisted_by_one_keeper_when_its_own_comes_back():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     job.commit(Attempt(1, 0), 10, persist_to="/shared")
     for node in range(3):
         job.report(node, Attempt(1, 0), {node})
@@ -269,9 +246,7 @@ def test_part_is_persisted_by_one_keeper_when_its_own_comes_back():
 
 
 def test_lost_keepers_lead_to_one_round_of_orders():
-    job = Job(nodes=4)
-    job.connect_all()
-    job.save(Attempt(1, 0), 10)
+    job = Job(nodes=4).connect_all().save(Attempt(1, 0), 10)
     job.recover(1)
     before = len(job.sent[job.sessions["k0"]])
     job.lose(1, 2, 3)
@@ -279,8 +254,7 @@ def test_lost_keepers_lead_to_one_round_of_orders():
 
 
 def test_checkpoint_without_upload_progress_is_given_up_for_a_newer_one():
-    job = Job(replicas=0)
-    job.connect_all()
+    job = Job(replicas=0).connect_all()
     for number in range(2):
         job.commit(Attempt(1, number), 10 * number, persist_to="/shared")
         for node in range(3):
@@ -297,8 +271,7 @@ def test_checkpoint_without_upload_progress_is_given_up_for_a_newer_one():
 
 
 def test_committer_is_told_the_sources_of_all_parts():
-    job = Job(replicas=0)
-    job.connect_all()
+    job = Job(replicas=0).connect_all()
     first = Attempt(1, 0)
     job.commit(first, 10, persist_to="/shared")
     for node in range(3):
@@ -319,8 +292,7 @@ def test_coordinator_that_has_lost_its_state_has_nothing_deleted():
 
 
 def test_rank_that_moves_within_a_generation_belongs_to_its_new_node():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     session = job.session()
     moved = Attachment(1, 3, frozenset({0, 1}), 1)
     job.step(ReportKeeper(session, RUN, "k1", (), 0, moved))
@@ -329,8 +301,7 @@ def test_rank_that_moves_within_a_generation_belongs_to_its_new_node():
 
 
 def test_speeds_of_a_keeper_are_shown_until_it_tells_others():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     transfers = (Transfer("http://k0", 1000, 2.0),)
     job.step(ReportKeeper(job.session(), RUN, "k1", (), 0, transfers=transfers))
     job.step(ReportKeeper(job.session(), RUN, "k1", (), 0))
@@ -350,8 +321,7 @@ def test_speeds_of_a_keeper_are_shown_until_it_tells_others():
     ],
 )
 def test_speeds_that_cannot_be_are_refused(transfers: list[Transfer]):
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     session = job.session()
     job.step(ReportKeeper(session, RUN, "k1", (), 0, transfers=tuple(transfers)))
     assert refused(job, session) is Reason.INVALID_ARGUMENT

@@ -28,8 +28,7 @@ TOO_MANY = frozenset(range(Limits().max_world_size + 1))
     ],
 )
 def test_holding_out_of_bounds_is_refused(holdings: tuple[Holding, ...], field: str):
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     session = job.session()
     job.step(ReportKeeper(session, RUN, "k0", holdings, 0))
     answer = job.answer(session)
@@ -39,8 +38,7 @@ def test_holding_out_of_bounds_is_refused(holdings: tuple[Holding, ...], field: 
 
 
 def test_holdings_within_bounds_are_taken():
-    job = Job()
-    job.connect_all()
+    job = Job().connect_all()
     session = job.session()
     holdings = tuple(Holding(Attempt(1, number), DIGEST, frozenset()) for number in range(MAX_HOLDINGS))
     job.step(ReportKeeper(session, RUN, "k0", holdings, 0))

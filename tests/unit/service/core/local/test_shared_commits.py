@@ -24,9 +24,7 @@ FIRST, SECOND, THIRD = Attempt(1, 0), Attempt(1, 1), Attempt(1, 2)
 
 
 def new_job() -> Job:
-    job = Job(replicas=0)
-    job.connect_all()
-    return job
+    return Job(replicas=0).connect_all()
 
 
 def save(job: Job, attempt: Attempt, step: int, *, persisted: bool = True) -> None:

@@ -5,6 +5,7 @@ from muster.service.core.membership.roster import Roster
 from muster.service.core.vocabulary.effects import Effects, Welcome
 from muster.service.core.vocabulary.events import Hello, ProcessInfo
 from muster.service.core.vocabulary.model import MemberState
+from tests.support.expect import raising
 from tests.support.world.core_world import RUN, World
 
 
@@ -78,10 +79,11 @@ def test_hello_looks_at_no_other_rank(monkeypatch):
     world.start(0)
     world.start(1)
 
-    def looked_at(self):
-        raise AssertionError("a hello looks at every rank: a job start costs the square of its ranks")
-
-    monkeypatch.setattr(Roster, "__iter__", looked_at)
+    monkeypatch.setattr(
+        Roster,
+        "__iter__",
+        raising(AssertionError, "a hello looks at every rank: a job start costs the square of its ranks"),
+    )
     effects = Effects()
     world.coordinator.step(Hello(9, RUN, 0, (ProcessInfo(2, "p2", "node-0", 7),)), world.instant, effects)
     (delivery,) = effects.deliveries

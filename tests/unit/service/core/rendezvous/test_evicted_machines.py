@@ -5,14 +5,7 @@ from muster.service.core.vocabulary.effects import Evicted, NodeDrained, Refused
 from muster.service.core.vocabulary.events import DrainNode, EvictNode
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.world.core_world import RUN
-from tests.support.world.rendezvous_world import LAST_CALL, RendezvousWorld, nodes
-
-
-def job(*names: str, fewest: int = 2, most: int = 2) -> RendezvousWorld:
-    world = RendezvousWorld(nodes(fewest, most))
-    world.several(*names)
-    world.wait(LAST_CALL)
-    return world
+from tests.support.world.rendezvous_world import RendezvousWorld, formed
 
 
 def evict(world: RendezvousWorld, node: str) -> object:
@@ -21,7 +14,7 @@ def evict(world: RendezvousWorld, node: str) -> object:
 
 
 def test_agent_of_the_machine_under_another_address_is_no_spare():
-    world = job("10.0.0.1", "10.0.0.2", "10.1.0.1")
+    world = formed("10.0.0.1", "10.0.0.2", "10.1.0.1")
     for node in world.rendezvous:
         node.info = node.info._replace(name="node-2" if node.info.address == "10.0.0.2" else "node-1")
     answer = evict(world, "10.0.0.1")
@@ -31,7 +24,7 @@ def test_agent_of_the_machine_under_another_address_is_no_spare():
 
 def test_notice_of_an_evicted_node_does_not_stop_the_round_that_forms_without_it():
     """The ranks of the evicted node live on for the seconds that its agent gives them."""
-    world = job("node-0", "node-1", "node-2")
+    world = formed("node-0", "node-1", "node-2")
     world.ranks(2, prefix=PREFIX)
     assert evict(world, "node-0") == Evicted()
     world.agents[2].lose_stream()
@@ -45,7 +38,7 @@ def test_notice_of_an_evicted_node_does_not_stop_the_round_that_forms_without_it
 
 
 def test_notice_of_an_evicted_node_does_not_stop_the_ranks_of_the_other_nodes():
-    world = job("node-0", "node-1", "node-2")
+    world = formed("node-0", "node-1", "node-2")
     clients = world.ranks(2, prefix=PREFIX)
     assert evict(world, "node-0") == Evicted()
     world.ask(DrainNode(900, "node-0", (RUN,), True, "watcher", "spot", None, "n1"))

@@ -12,15 +12,7 @@ from muster.service.core.vocabulary.refusal import Reason, Refusal
 from tests.support.expect import some
 from tests.support.world.core_disk import Crash
 from tests.support.world.core_world import RUN
-from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
-
-
-def job(*names: str, fewest: int = 2, most: int = 2) -> RendezvousWorld:
-    """A world with an agent on each node that is named; the first ones are in round 0."""
-    world = RendezvousWorld(nodes(fewest, most))
-    world.several(*names)
-    world.wait(LAST_CALL)
-    return world
+from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, formed, nodes
 
 
 def event(world: RendezvousWorld, node: str, *, spare: bool = True, reason: str = "bad disk") -> EvictNode:
@@ -42,7 +34,7 @@ def refusal(world: RendezvousWorld, node: str) -> Refusal:
 
 
 def test_spare_takes_the_rank_of_an_evicted_node():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     a, b, c = world.agents
     assert (a.rank, b.rank, c.stands) == (0, 1, NodeStanding.REDUNDANT)
     assert evict(world, "a") == Evicted()
@@ -58,7 +50,7 @@ def test_spare_takes_the_rank_of_an_evicted_node():
 
 
 def test_others_of_the_round_hear_at_once_although_they_heard_just_now():
-    world = job("a", "b", "c", most=3)
+    world = formed("a", "b", "c", most=3)
     world.wait(5)
     world.agents[2].leave()
     d = world.agent("d")
@@ -69,7 +61,7 @@ def test_others_of_the_round_hear_at_once_although_they_heard_just_now():
 
 
 def test_round_without_waiting_nodes_ends_as_well():
-    world = job("a", "b", fewest=1)
+    world = formed("a", "b", fewest=1)
     b = world.agents[1]
     evict(world, "a", spare=False)
     assert b.waiting == 1
@@ -80,7 +72,7 @@ def test_round_without_waiting_nodes_ends_as_well():
 
 
 def test_waiting_and_redundant_agents_of_the_machine_are_evicted_too():
-    world = job("a", "b", "a", "c")
+    world = formed("a", "b", "a", "c")
     first, _, second, _ = world.agents
     evict(world, "a")
     assert (first.reason, second.reason) == (Reason.NODE_EVICTED, Reason.NODE_EVICTED)
@@ -97,7 +89,7 @@ def test_agent_of_a_forming_round_is_evicted():
 
 
 def test_node_matches_by_name_or_address_exactly():
-    world = job("10.0.0.1", "10.0.0.10", "10.0.0.2")
+    world = formed("10.0.0.1", "10.0.0.10", "10.0.0.2")
     assert refusal(world, "10.0.0").reason is Reason.NODE_NOT_FOUND
     assert refusal(world, "node-7").reason is Reason.NODE_NOT_FOUND
     one = next(node for node in world.rendezvous if node.info.address == "10.0.0.1")
@@ -106,13 +98,13 @@ def test_node_matches_by_name_or_address_exactly():
 
 
 def test_only_node_of_a_job_is_replaced():
-    world = job("a", "b", fewest=1, most=1)
+    world = formed("a", "b", fewest=1, most=1)
     evict(world, "a")
     assert some(world.agents[1].place).round == 1
 
 
 def test_departure_names_the_operator():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     notices = [one for one in world.do(event(world, "a")).notices if one.event == "node.gone"]
     assert [one.message for one in notices] == [
         f"node a (pid {world.agents[0].pid}) of round 0: evicted by ann: bad disk"
@@ -123,7 +115,7 @@ def test_departure_names_the_operator():
 
 
 def test_evicted_agent_is_refused_whatever_it_asks_for():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     a = world.agents[0]
     place = a.place
     evict(world, "a")
@@ -136,7 +128,7 @@ def test_evicted_agent_is_refused_whatever_it_asks_for():
 
 
 def test_agent_that_was_evicted_while_away_is_refused():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     a = world.agents[0]
     a.lose_stream()
     evict(world, "a")
@@ -146,7 +138,7 @@ def test_agent_that_was_evicted_while_away_is_refused():
 
 @pytest.mark.parametrize("crash", Crash)
 def test_eviction_is_whole_or_absent_after_a_restart(crash: Crash):
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     a, b, c = world.agents
     world.crash_next = crash
     world.do(event(world, "a"))
@@ -164,7 +156,7 @@ def test_eviction_is_whole_or_absent_after_a_restart(crash: Crash):
 
 
 def test_others_hear_of_an_eviction_from_a_restarted_coordinator():
-    world = job("a", "b", fewest=1)
+    world = formed("a", "b", fewest=1)
     b = world.agents[1]
     world.crash_next = Crash.AFTER_PERSIST
     world.do(event(world, "a", spare=False))
@@ -174,7 +166,7 @@ def test_others_hear_of_an_eviction_from_a_restarted_coordinator():
 
 
 def test_new_agent_on_the_machine_may_join():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     evict(world, "a")
     again = world.agent("a")
     world.agents[1].join()
@@ -195,7 +187,7 @@ def test_run_remembers_a_bounded_number_of_evictions():
 
 
 def test_node_without_agents_is_not_found_and_the_others_are_named():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     refused = refusal(world, "z")
     assert refused.reason is Reason.NODE_NOT_FOUND
     assert refused.message == (
@@ -204,13 +196,13 @@ def test_node_without_agents_is_not_found_and_the_others_are_named():
 
 
 def test_repeated_eviction_does_not_find_the_node():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     evict(world, "a")
     assert refusal(world, "a").reason is Reason.NODE_NOT_FOUND
 
 
 def test_node_is_not_evicted_without_a_spare():
-    world = job("a", "b", "a")
+    world = formed("a", "b", "a")
     refused = refusal(world, "a")
     assert refused.reason is Reason.NO_SPARE
     assert refused.message == (
@@ -222,7 +214,7 @@ def test_node_is_not_evicted_without_a_spare():
 
 
 def test_spare_that_is_not_connected_does_not_count():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     world.agents[2].lose_stream()
     assert refusal(world, "a").reason is Reason.NO_SPARE
     world.agents[2].connect()
@@ -230,14 +222,14 @@ def test_spare_that_is_not_connected_does_not_count():
 
 
 def test_each_participant_needs_a_spare():
-    world = job("a", "a", "b", most=2)
+    world = formed("a", "a", "b", most=2)
     assert refusal(world, "a").metadata == {"evicted": "2", "spares": "1"}
     world.agent("c")
     assert evict(world, "a") == Evicted()
 
 
 def test_dry_run_view_shows_the_nodes_and_refuses_alike():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     run = world.coordinator.runs[RUN]
     seen = views.node_eviction(run, "a", world.instant, only_if_spare=True)
     assert [(one.info.address, one.rank, one.standing) for one in seen.nodes] == [
@@ -250,13 +242,13 @@ def test_dry_run_view_shows_the_nodes_and_refuses_alike():
 
 @pytest.mark.parametrize(("name", "by"), [("", "ann"), ("a" * 300, "ann"), ("a", "")])
 def test_unusable_names_are_refused(name: str, by: str):
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     answer = world.refused(EvictNode(world.new_session(), RUN, name, by, ""))
     assert answer.refusal.reason is Reason.INVALID_ARGUMENT
 
 
 def test_closed_run_keeps_its_nodes():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     world.close("ops")
     assert refusal(world, "a").reason is Reason.RUN_CLOSED
 
@@ -277,7 +269,7 @@ def signalled(world: RendezvousWorld) -> bool:
 def test_signal_to_a_rank_does_not_stop_a_run_after_a_node_of_the_round_is_evicted(
     spares: int, restarts: bool
 ):
-    world = job("a", "b", *["c"][:spares], fewest=1)
+    world = formed("a", "b", *["c"][:spares], fewest=1)
     world.ranks(2, prefix=PREFIX)
     evict(world, "a", spare=False)
     if restarts:
@@ -286,7 +278,7 @@ def test_signal_to_a_rank_does_not_stop_a_run_after_a_node_of_the_round_is_evict
 
 
 def test_signal_to_a_rank_of_the_past_round_does_not_stop_the_round_that_forms():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     world.ranks(2, prefix=PREFIX)
     evict(world, "a")
     world.agents[2].lose_stream()
@@ -296,7 +288,7 @@ def test_signal_to_a_rank_of_the_past_round_does_not_stop_the_round_that_forms()
 
 
 def test_signal_to_a_rank_of_the_next_round_stops_the_run():
-    world = job("a", "b", "c")
+    world = formed("a", "b", "c")
     evict(world, "a")
     world.agents[1].join()
     world.ranks(2, prefix=PREFIX, generation=1)
@@ -304,7 +296,7 @@ def test_signal_to_a_rank_of_the_next_round_stops_the_run():
 
 
 def test_stopped_round_keeps_its_nodes():
-    world = job("a", "b")
+    world = formed("a", "b")
     clients = world.ranks(2, prefix=PREFIX)
     assert signalled(world)
     for phase in ("agree", "done"):

@@ -5,17 +5,12 @@ import pytest
 from muster.client.save_votes import PREFIX
 from muster.service.core.vocabulary.effects import SaveAsked, SaveRequested
 from muster.service.core.vocabulary.events import ProbeResult, ProbeResults, RequestSave
-from muster.service.core.vocabulary.model import Save, SaveState
+from muster.service.core.vocabulary.model import SaveState
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
-from tests.support.world.core_client import Client
 from tests.support.world.core_disk import Crash
 from tests.support.world.core_world import RUN, World
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
+from tests.unit.service.core.saves.answers import newest, say
 
 
 def request(deadline: float | None = None, *, stop: bool = True, session: int = 900) -> RequestSave:
@@ -26,15 +21,6 @@ def ask(world: World, deadline: float | None = None, *, stop: bool = True) -> Sa
     (answer,) = world.ask(request(deadline, stop=stop))
     assert isinstance(answer, SaveRequested)
     return answer
-
-
-def newest(world: World) -> Save:
-    return some(world.coordinator.runs[RUN].saving.save)
-
-
-def say(clients: list[Client], *words: str) -> None:
-    for client, word in zip(clients, words, strict=False):
-        client.arrive(PREFIX, payload=word.encode())
 
 
 def late_notices(world: World) -> list[str]:

@@ -12,17 +12,12 @@ from muster.service.core.vocabulary.events import (
     ProcessInfo,
     RequestSave,
 )
-from muster.service.core.vocabulary.model import Save, SaveState
+from muster.service.core.vocabulary.model import SaveState
 from muster.service.core.vocabulary.records import SaveRecord
 from tests.support.expect import some
-from tests.support.world.core_client import Client
 from tests.support.world.core_world import RUN, WALL, World
 from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
+from tests.unit.service.core.saves.answers import newest, save
 
 
 def ask(
@@ -37,16 +32,6 @@ def drain(world: World, node: str, notice: str, *, stop: bool = True) -> tuple[D
     (answer,) = world.ask(DrainNode(900, node, (RUN,), stop, "watcher", "spot", None, notice))
     assert isinstance(answer, NodeDrained)
     return answer.runs
-
-
-def newest(world: World) -> Save:
-    return some(world.coordinator.runs[RUN].saving.save)
-
-
-def save(clients: list[Client], *, stop: bool, number: int, step: int = 9) -> None:
-    for phase in ("agree", "done"):
-        for client in clients:
-            client.arrive(PREFIX, payload=f"{phase} {step} {number} {int(stop)}".encode())
 
 
 # ---------------------------------------------------------------------- more notices than are kept

@@ -15,16 +15,10 @@ from muster.service.core.vocabulary.events import (
     ProcessInfo,
     RequestSave,
 )
-from muster.service.core.vocabulary.model import HandledNotice, Save, SaveState
+from muster.service.core.vocabulary.model import HandledNotice, SaveState
 from muster.service.core.vocabulary.refusal import Reason
-from tests.support.expect import some
-from tests.support.world.core_client import Client
 from tests.support.world.core_world import RUN, TTL, World
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
+from tests.unit.service.core.saves.answers import newest, save
 
 
 def ask(world: World, notice: str = "", *, stop: bool = True) -> SaveRequested:
@@ -39,16 +33,6 @@ def drain(
     (answer,) = world.ask(DrainNode(900, node, runs or (RUN,), stop, "watcher", "spot", 60.0, notice))
     assert isinstance(answer, NodeDrained)
     return answer.runs
-
-
-def newest(world: World) -> Save:
-    return some(world.coordinator.runs[RUN].saving.save)
-
-
-def save(clients: list[Client], *, stop: bool, number: int) -> None:
-    for phase in ("agree", "done"):
-        for client in clients:
-            client.arrive(PREFIX, payload=f"{phase} 9 {number} {int(stop)}".encode())
 
 
 def begin(world: World, run: str, rank: int, node: str = "", host: str = "pod-1") -> None:

@@ -7,16 +7,12 @@ import pytest
 from muster.client.save_votes import PREFIX
 from muster.service.core.vocabulary.effects import Effects, SaveAsked, SaveRequested
 from muster.service.core.vocabulary.events import Arrival, Arrive, CancelSave, Goodbye, Hello, RequestSave
-from muster.service.core.vocabulary.model import Outcome, Save, SaveState
+from muster.service.core.vocabulary.model import Outcome, SaveState
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_client import Client
 from tests.support.world.core_world import RUN, World
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
+from tests.unit.service.core.saves.answers import newest, say
 
 
 def ask(world: World, *, stop: bool = False, reason: str = "", by: str = "ann") -> SaveRequested:
@@ -28,15 +24,6 @@ def ask(world: World, *, stop: bool = False, reason: str = "", by: str = "ann") 
 def cancel(world: World, reason: str = "") -> object:
     (answer,) = world.ask(CancelSave(world.new_session(), RUN, reason))
     return answer
-
-
-def newest(world: World) -> Save:
-    return some(world.coordinator.runs[RUN].saving.save)
-
-
-def say(clients: list[Client], *words: str) -> None:
-    for client, word in zip(clients, words, strict=True):
-        client.arrive(PREFIX, payload=word.encode())
 
 
 def outcomes(client: Client) -> list[Outcome]:

@@ -6,12 +6,13 @@ from muster.client.save_votes import PREFIX
 from muster.service.core import views
 from muster.service.core.vocabulary.effects import RunClosed, SaveRequested
 from muster.service.core.vocabulary.events import CloseRun, Goodbye, RequestSave
-from muster.service.core.vocabulary.model import Save, SaveState, Stopped
+from muster.service.core.vocabulary.model import SaveState, Stopped
 from muster.service.core.vocabulary.refusal import Reason
 from tests.support.expect import some
 from tests.support.world.core_client import Client
 from tests.support.world.core_world import RUN, WALL, World
 from tests.support.world.rendezvous_world import KEEP_ALIVE, LAST_CALL, RendezvousWorld, nodes
+from tests.unit.service.core.saves.answers import newest, save
 
 
 def ask(world: World, *, stop: bool = True, across: bool = False) -> object:
@@ -20,25 +21,14 @@ def ask(world: World, *, stop: bool = True, across: bool = False) -> object:
     return answer
 
 
-def newest(world: World) -> Save:
-    return some(world.coordinator.runs[RUN].saving.save)
-
-
 def stopped(world: World) -> Stopped | None:
     return world.coordinator.runs[RUN].stopping.stopped
-
-
-def save_and_stop(clients: list[Client], step: int = 9) -> None:
-    """All ranks agree on a step, save, and say that training ends."""
-    for phase in ("agree", "done"):
-        for client in clients:
-            client.arrive(PREFIX, payload=f"{phase} {step} 1 1".encode())
 
 
 def stop_run(world: World, clients: list[Client]) -> None:
     """Somebody asks all ranks to save and stop, and they do."""
     ask(world)
-    save_and_stop(clients)
+    save(clients, stop=True, number=1)
 
 
 def leave(world: World, clients: list[Client]) -> None:
@@ -68,7 +58,7 @@ def test_run_is_stopped_when_all_ranks_confirmed_the_last_save():
     world, clients = job()
     ask(world)
     assert stopped(world) is None
-    save_and_stop(clients)
+    save(clients, stop=True, number=1)
     assert stopped(world) == Stopped(9, "ann", "a drain", WALL + world.now, 0)
     assert views.run(world.coordinator.runs[RUN], world.instant).stopped == stopped(world)
 
@@ -76,9 +66,7 @@ def test_run_is_stopped_when_all_ranks_confirmed_the_last_save():
 def test_save_without_a_stop_leaves_the_run_open():
     world, clients = job()
     ask(world, stop=False)
-    for phase in ("agree", "done"):
-        for client in clients:
-            client.arrive(PREFIX, payload=f"{phase} 9 1 0".encode())
+    save(clients, stop=False, number=1)
     assert newest(world).state is SaveState.DONE
     assert stopped(world) is None
 
@@ -229,7 +217,7 @@ def test_request_across_generations_outlives_a_restart_of_the_job():
     leave(world, clients)
     again = world.ranks(prefix=PREFIX, generation=1)
     assert newest(world).state is SaveState.ASKED
-    save_and_stop(again)
+    save(again, stop=True, number=1)
     assert some(stopped(world)).generation == 1
 
 
@@ -336,9 +324,7 @@ def test_agents_that_restart_workers_for_a_waiting_node_do_not_stop_the_run():
     world.wait(2)
     assert world.agents[0].told_waiting[-1][1] == 1
     assert not signal_to_rank(world).save.stop
-    for phase in ("agree", "done"):
-        for client in clients:
-            client.arrive(PREFIX, payload=f"{phase} 9 1 0".encode())
+    save(clients, stop=False, number=1)
     leave(world, clients)
     for agent in world.agents[:2]:
         agent.join()

@@ -11,18 +11,15 @@ import pytest
 from muster.client.protocol import AGENT_RELAY_HEADER, PROTOCOL_VERSION, RELAY_HEADER
 from muster.service.core.vocabulary.effects import NO_RANKS, Message, NodesWaiting, Refused, RoundComplete
 from muster.service.core.vocabulary.events import Arrival, Arrive, Hello, JoinGroup, ProcessInfo
-from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver, Outgoing
-from muster.service.rpc import codec
 from muster.service.rpc.push_stream import PushStream
 from muster.service.rpc.servicers.rendezvous import RendezvousServicer
 from muster.service.rpc.servicers.run import RunServicer
 from muster.service.snapshots import Snapshots
-from muster.service.storage.memory import MemoryEngine
-from muster.service.telemetry.observers import Observers
 from muster.v1 import common_pb2, rendezvous_pb2, run_pb2
-from tests.support.world.virtual_time import LoopClock, in_virtual_time
+from tests.support.world.driver_world import virtual_driver
+from tests.support.world.virtual_time import in_virtual_time
 
 KEEP_ALIVE = 15.0
 RESET_GRACE = 3.0
@@ -109,14 +106,7 @@ class Node:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Service]:
-    driver = Driver(
-        MemoryEngine(),
-        clock=LoopClock(),
-        observer=Observers(),
-        encode=codec.encode_session_message,
-        session_ttl=10.0,
-        limits=Limits(),
-    )
+    driver = virtual_driver()
     try:
         yield Service(driver)
     finally:

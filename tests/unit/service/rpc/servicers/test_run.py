@@ -8,32 +8,22 @@ from typing import Any
 import pytest
 
 from muster.service.core import views
-from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.refusal import Reason, Refusal
 from muster.service.driver import Driver
-from muster.service.rpc import codec
 from muster.service.rpc.interceptors.guard import Admission
 from muster.service.rpc.servicers.barrier import BarrierServicer
 from muster.service.rpc.servicers.run import MAX_WATCHES, MAX_WATCHES_PER_CALLER, RunServicer
 from muster.service.security.grants import Grant, Role
 from muster.service.snapshots import Snapshots
-from muster.service.storage.memory import MemoryEngine
-from muster.service.telemetry.observers import Observers
 from muster.v1 import barrier_pb2, common_pb2, run_pb2
 from tests.support.admitted import admitted
-from tests.support.world.virtual_time import LoopClock, in_virtual_time
+from tests.support.world.driver_world import virtual_driver
+from tests.support.world.virtual_time import in_virtual_time
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Driver]:
-    driver = Driver(
-        MemoryEngine(),
-        clock=LoopClock(),
-        observer=Observers(),
-        encode=codec.encode_session_message,
-        session_ttl=10.0,
-        limits=Limits(),
-    )
+    driver = virtual_driver()
     try:
         yield driver
     finally:

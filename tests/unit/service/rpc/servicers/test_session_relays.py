@@ -7,34 +7,24 @@ from typing import Any
 
 import pytest
 
-from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.refusal import Reason
-from muster.service.driver import Driver
 from muster.service.rpc import codec
 from muster.service.rpc.servicers.session import SessionServicer
-from muster.service.storage.memory import MemoryEngine
-from muster.service.telemetry.observers import Observers
 from muster.v1 import common_pb2, session_pb2
+from tests.support.world.driver_world import virtual_driver
 from tests.support.world.session_world import (
     Ended,
     FakeContext,
     assert_refused,
 )
-from tests.support.world.virtual_time import LoopClock, in_virtual_time
+from tests.support.world.virtual_time import in_virtual_time
 
 
 class Coordinator:
     """A whole one but for the network."""
 
     def __init__(self) -> None:
-        self.driver = Driver(
-            MemoryEngine(),
-            clock=LoopClock(),
-            observer=Observers(),
-            encode=codec.encode_session_message,
-            session_ttl=10.0,
-            limits=Limits(),
-        )
+        self.driver = virtual_driver()
         self.servicer = SessionServicer(self.driver)
         self.peers: list[Peer] = []
 

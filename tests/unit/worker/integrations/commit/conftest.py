@@ -4,15 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from muster.worker.integrations.commit import commitment as module
 from muster.worker.integrations.commit import folders
 from tests.unit.worker.integrations.commit.folder_jobs import Job
 
 
 @pytest.fixture(autouse=True)
-def _nobody_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_last", {})
-    monkeypatch.setattr(module, "_highest", {})
+def _no_unfinished_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "_unfinished_loads", set())
 
 

@@ -23,6 +23,10 @@ def saves_of(barrier: ScriptedBarrier) -> tuple[FolderSaves, Any]:
     return FolderSaves("checkpoint/folders", "folders", as_barrier, 60.0, "raise"), as_barrier
 
 
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def checkpoint_in(folder: Path) -> Path:
     """One that all ranks have committed."""
     staged = StagedCheckpoint(folder / "step-1", 0, 0, "job", "folders")

@@ -22,7 +22,7 @@ from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.lookup import Marker, read
 from muster.worker.integrations.commit.numbered import newest
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
-from tests.support.expect import some
+from tests.support.expect import raising, some
 from tests.support.hostile.mine import Mine
 from tests.support.saves.damage import flip
 from tests.support.saves.synced import Synced
@@ -166,12 +166,9 @@ def test_damage_that_one_rank_finds_makes_all_step_down(job: Job, damage: Callab
 def test_damage_that_cannot_be_recorded_is_stepped_down_from_nevertheless(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ):
-    def cannot(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
     for number in (1, 2):
         job.save(number)
-    monkeypatch.setattr(folders, "mark_damaged", cannot)
+    monkeypatch.setattr(folders, "mark_damaged", raising(OSError, 30, "Read-only file system"))
     flip(job.folder / "step-2" / "shards" / "rank-1")
     assert job.choose() == [job.folder / "step-1"] * RANKS
     flip(job.folder / "step-1" / "shards" / "rank-0")

@@ -19,6 +19,7 @@ from muster.worker.integrations.commit.folders import FolderSaves
 from muster.worker.integrations.commit.lookup import read
 from muster.worker.integrations.commit.numbered import newest
 from muster.worker.integrations.commit.words import BEGINS
+from tests.support.expect import raising
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.scripted_barrier import ScriptedBarrier, decided
 from tests.unit.worker.integrations.commit.folder_jobs import RANKS, Job, checkpoint_in, saves_of
@@ -30,12 +31,9 @@ def test_load_after_a_failed_save_waits_until_all_ranks_know_of_the_failure(tmp_
     barrier = ScriptedBarrier(rank=1)
     saves, as_barrier = saves_of(barrier)
 
-    def write(_: Path) -> None:
-        raise OSError(28, "No space left on device")
-
     def save_and_load() -> Path:
         with pytest.raises(OSError, match="No space left"):
-            saves.save(as_barrier, tmp_path / "step-2", write)
+            saves.save(as_barrier, tmp_path / "step-2", raising(OSError, 28, "No space left on device"))
         return saves.choose(as_barrier, tmp_path, lambda _: path)
 
     loaded = in_thread(save_and_load)

@@ -28,7 +28,9 @@ from muster.worker.integrations.commit.lookup import (
     read_whole,
 )
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
+from tests.support.expect import raising
 from tests.support.saves.synced import Synced
+from tests.unit.worker.integrations.commit.folder_jobs import names
 
 
 def marker(sequence: int = 7) -> Marker:
@@ -44,10 +46,6 @@ def saved(path: Path, content: str, number: int = 1) -> None:
 
 def content(path: Path) -> str:
     return (read(path)[0] / "part").read_text()
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_committed_checkpoint_has_its_final_name_and_leaves_no_other_files(tmp_path: Path):
@@ -468,11 +466,7 @@ def test_io_error_at_the_marker_of_another_checkpoint_fails_the_commit(
     saved(tmp_path / "one", "one")
     staged = StagedCheckpoint(tmp_path / "two", 0, 2, "job")
     staged.begin()
-
-    def fail(path: Path) -> bytes:
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(Path, "read_bytes", raising(OSError, errno.ESTALE, "Stale file handle"))
     monkeypatch.setattr(retry, "DELAYS", (0.0,))
     with pytest.raises(OSError, match="Stale"):
         staged.commit(marker())

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from muster.worker.integrations.commit import commitment
 from muster.worker.integrations.deepspeed import attach, commit_together
 from muster.worker.integrations.deepspeed import engine as engine_module
 from tests.unit.worker.integrations.deepspeed.engines import (
@@ -18,8 +17,6 @@ from tests.unit.worker.integrations.deepspeed.engines import (
 
 @pytest.fixture(autouse=True)
 def comm(monkeypatch: pytest.MonkeyPatch) -> Comm:
-    monkeypatch.setattr(commitment, "_last", {})
-    monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(attach, "GrpcBarrier", Alone)
     monkeypatch.setattr(engine_module, "_swept", set())
     alone = Comm()

@@ -118,10 +118,6 @@ class Engine(DeepSpeedEngine):  # type: ignore[misc]
         self.destroyed += 1
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 def content(engine: Any, folder: Path, tag: object = None) -> Any:
     return engine.load_checkpoint(folder, tag)[1]["content"]
 

@@ -8,7 +8,8 @@ import pytest
 
 from muster.worker.errors import BarrierAbortedError
 from muster.worker.integrations.commit import commitment
-from tests.unit.worker.integrations.deepspeed.engines import content, full, latest, names
+from tests.unit.worker.integrations.commit.folder_jobs import names
+from tests.unit.worker.integrations.deepspeed.engines import content, full, latest
 
 
 def test_a_decoupled_save_is_committed_before_the_next_step(tmp_path: Path, decoupled: Any):

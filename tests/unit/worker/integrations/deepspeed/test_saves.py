@@ -15,6 +15,7 @@ from muster.worker.integrations.commit.lookup import read
 from muster.worker.integrations.deepspeed import attach, commit_together
 from muster.worker.integrations.deepspeed import engine as module
 from tests.support.saves.synced import Synced
+from tests.unit.worker.integrations.commit.folder_jobs import names
 from tests.unit.worker.integrations.deepspeed.engines import (
     FILE,
     Alone,
@@ -25,7 +26,6 @@ from tests.unit.worker.integrations.deepspeed.engines import (
     content,
     full,
     latest,
-    names,
     two_ranks,
 )
 

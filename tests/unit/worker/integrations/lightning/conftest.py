@@ -3,13 +3,10 @@
 import pytest
 
 from muster.worker.integrations import lightning as module
-from muster.worker.integrations.commit import commitment
 from tests.unit.worker.integrations.lightning.strategies import Alone
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, saves_end_with_their_test: None) -> None:
-    monkeypatch.setattr(commitment, "_last", {})
-    monkeypatch.setattr(commitment, "_highest", {})
     monkeypatch.setattr(Alone, "sequence", 0)
     monkeypatch.setattr(module, "GrpcBarrier", Alone)

@@ -52,8 +52,4 @@ def state(step: int) -> dict[str, Any]:
     return {"global_step": step, "state_dict": {"weights": torch.full((10,), float(step))}}
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 MADE = [ddp, fully_sharded]

@@ -23,7 +23,8 @@ from muster.worker.integrations.commit import contents
 from muster.worker.integrations.commit.lookup import REPLACED, Marker
 from muster.worker.integrations.lightning import latest
 from tests.support.saves.damage import flip
-from tests.unit.worker.integrations.lightning.strategies import Sharded, ddp, fully_sharded, names, state
+from tests.unit.worker.integrations.commit.folder_jobs import names
+from tests.unit.worker.integrations.lightning.strategies import Sharded, ddp, fully_sharded, state
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 the beginning of an archive"])

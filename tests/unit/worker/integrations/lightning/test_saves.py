@@ -18,14 +18,15 @@ from muster.worker.integrations import lightning as module
 from muster.worker.integrations.commit.staged_checkpoint import StagedCheckpoint
 from muster.worker.integrations.lightning import latest
 from tests.support.crashes.stat_faults import StatFaults
+from tests.support.expect import raising
 from tests.support.saves.synced import Synced
+from tests.unit.worker.integrations.commit.folder_jobs import names
 from tests.unit.worker.integrations.lightning.strategies import (
     MADE,
     Alone,
     Sharded,
     ddp,
     fully_sharded,
-    names,
     state,
 )
 
@@ -110,10 +111,11 @@ collective: Any = eval(
 def test_rank_of_the_failed_part_is_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, error: type[BaseException]
 ):
-    def failing(*_: object, **__: object) -> None:
-        raise CheckpointException("write", {rank: (OSError("full"), traceback())})
-
-    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", failing)
+    monkeypatch.setattr(
+        TorchCheckpointIO,
+        "save_checkpoint",
+        raising(CheckpointException, "write", {rank: (OSError("full"), traceback())}),
+    )
     with pytest.raises(error):
         ddp().save_checkpoint(state(1), tmp_path / "last.ckpt")
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from muster.worker.saves import Checkpointer
+from tests.support.saves.damage import flip
 
 
 def state(value: float) -> dict[str, Any]:
@@ -31,9 +32,7 @@ def hurt(path: Path, how: str) -> None:
     if how == "missing":
         path.unlink()
         return
-    data = bytearray(path.read_bytes())
     if how == "truncated":
-        del data[-1]
+        path.write_bytes(path.read_bytes()[:-1])
     else:
-        data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+        flip(path)

@@ -24,6 +24,7 @@ from muster.worker.saves.planning import planning
 from muster.worker.saves.planning.planning import CHANGED
 from muster.worker.saves.queue.backlog import MAX_UNDECIDED
 from muster.worker.saves.storage.folder_storage import PendingFolder
+from tests.support.expect import raising
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
@@ -224,22 +225,6 @@ def test_save_with_an_item_that_no_rank_wrote_is_not_committed(
     assert made.finalize(blocking=True) == [1]
 
 
-@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_plan_that_fails_counts(made: Checkpointer, monkeypatch: pytest.MonkeyPatch, error: BaseException):
-    def fail(*_: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(DefaultSavePlanner, "create_local_plan", fail)
-        with pytest.raises(type(error)):
-            made.save(1, state(1))
-    assert made._queue.next_idx == 1
-    with pytest.raises(AsyncSaveError):
-        made.finalize(blocking=True)
-    made.save(1, state(1))
-    assert made.finalize(blocking=True) == [1]
-
-
 @pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
 def test_interrupt_when_a_plan_is_handed_in_keeps_nobody_waiting(
     made: Checkpointer, barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch, begun: bool
@@ -285,7 +270,11 @@ def test_a_second_interrupt_does_not_keep_a_save_from_counting(
 
 
 @pytest.mark.parametrize("error", [OSError("stale"), KeyboardInterrupt()], ids=["error", "interrupt"])
-@pytest.mark.parametrize("where", ["_check_new", "AsyncRequest"], ids=["before its plan", "after its plan"])
+@pytest.mark.parametrize(
+    "where",
+    ["_check_new", "create_local_plan", "AsyncRequest"],
+    ids=["before its plan", "in its plan", "after its plan"],
+)
 def test_wherever_a_save_fails_it_counts_once(
     made: Checkpointer,
     barrier: FakeBarrier,
@@ -294,12 +283,9 @@ def test_wherever_a_save_fails_it_counts_once(
     error: BaseException,
 ):
     """Else this rank's next save is the other ranks' one before."""
-
-    def fail(*_: Any) -> None:
-        raise error
-
     with monkeypatch.context() as patched:
-        patched.setattr(made if hasattr(made, where) else module, where, fail)
+        owner = next(one for one in (made, DefaultSavePlanner, module) if hasattr(one, where))
+        patched.setattr(owner, where, raising(error))
         with pytest.raises(type(error)):
             made.save(1, state(1))
     assert made._queue.next_idx == 1
@@ -311,7 +297,9 @@ def test_wherever_a_save_fails_it_counts_once(
     plan = barrier.siblings["save/plan"]
     begun = [word == CHANGED for word in plan.said].count(True)
     refused = [why is not None for why in plan.votes].count(True)
-    assert (begun, refused) == (1, 1 if where == "_check_new" else 0), "the second has the plan of the first"
+    assert (begun, refused) == (1, 0 if where == "AsyncRequest" else 1), (
+        "the second has the plan of the first"
+    )
 
 
 def test_checkpointer_can_be_made_again_after_a_failed_connection(
@@ -333,12 +321,9 @@ def test_checkpointer_can_be_made_again_after_a_failed_connection(
 
 
 def test_save_after_an_interrupted_close_is_refused(made: Checkpointer, monkeypatch: pytest.MonkeyPatch):
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
     save_steps(made, 1)
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(made._huge_pages, "saving", interrupt)
+        interrupted.setattr(made._huge_pages, "saving", raising(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             made.close()
     with pytest.raises(MusterError, match=r"its close\(\) was interrupted"):

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from muster.worker.errors import AsyncSaveError
 from muster.worker.saves import Checkpointer, SaveTimings
 from muster.worker.saves.planning.plans import Plans
+from tests.support.expect import raising
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.checkpointer.states import loaded, save_steps, state
@@ -190,12 +191,8 @@ def test_a_plan_that_has_not_changed_is_not_made_again(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made.save(1, state(1))
-
-    def again(*_: Any) -> None:
-        raise AssertionError("planned again")
-
     with monkeypatch.context() as patched:
-        patched.setattr(Plans, "changed", again)
+        patched.setattr(Plans, "changed", raising(AssertionError, "planned again"))
         made.save(2, state(2))
         assert made.finalize(blocking=True) == [1, 2]
     larger = state(3) | {"more": torch.ones(5)}

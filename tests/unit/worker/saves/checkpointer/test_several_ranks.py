@@ -10,6 +10,7 @@ from lab.patience import until
 from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError
 from muster.worker.saves import Checkpointer
+from tests.support.expect import raising
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
@@ -79,12 +80,8 @@ def test_save_that_rank_0_could_not_begin_leaves_no_files(job: Job, monkeypatch:
     zero.save(1, state(1))
     saved.result()
     assert job.heard() == [[1], [1]]
-
-    def fail(*_: Any) -> None:
-        raise MemoryError("there is no room")
-
     with monkeypatch.context() as patched:
-        patched.setattr(zero, "_stage", fail)
+        patched.setattr(zero, "_stage", raising(MemoryError, "there is no room"))
         for step in (2, 3):
             one.save(step, state(step))
             until(lambda: one._queue._loop.ledger.saves()[0][0].write._request is None)

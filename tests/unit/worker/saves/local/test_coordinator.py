@@ -1,7 +1,6 @@
 """Calls about local checkpoints: sent again until they are answered."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -12,6 +11,7 @@ from muster.worker.errors import ConnectError, RefusedError
 from muster.worker.saves.local import coordinator
 from muster.worker.saves.local.coordinator import LocalCheckpointCalls
 from muster.worker.saves.local.level import Level
+from tests.support.grpc_server import serving
 from tests.support.saves.fake_keepers import Cluster, FakeLocalCheckpoints, served
 
 
@@ -56,13 +56,10 @@ def test_coordinator_that_stays_away_is_an_error(calls: LocalCheckpointCalls, se
 
 
 def test_older_coordinator_is_named():
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with pytest.raises(RefusedError, match="the coordinator is of an older version") as raised:
-        LocalCheckpointCalls(f"127.0.0.1:{port}", "job").recover(0, 0, 1, PATIENCE)
-    assert raised.value.reason == "UNIMPLEMENTED"
-    server.stop(0).wait(PATIENCE)
+    with serving() as endpoint:
+        with pytest.raises(RefusedError, match="the coordinator is of an older version") as raised:
+            LocalCheckpointCalls(endpoint, "job").recover(0, 0, 1, PATIENCE)
+        assert raised.value.reason == "UNIMPLEMENTED"
 
 
 def test_unknown_level_is_named():

@@ -8,6 +8,7 @@ import pytest
 
 from muster.checkpoint.local_folder import REQUEST
 from muster.worker.saves.local.folder import LocalFolder
+from tests.support.expect import raising
 
 
 def test_folder_belongs_to_its_user_alone(tmp_path: Path):
@@ -24,9 +25,5 @@ def test_folder_that_is_there_is_used_on_a_full_disk(tmp_path: Path, monkeypatch
     folder = LocalFolder(tmp_path, "job")
     folder.make()
     assert (folder.path / REQUEST).read_text() == "job"
-
-    def full(*_: object, **__: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_text", raising(OSError, errno.ENOSPC, "No space left on device"))
     folder.make()

@@ -19,18 +19,14 @@ from muster.worker.saves.local.level import Level
 from muster.worker.saves.local_barrier import LocalBarrier
 from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.open_storage import absolute
+from tests.support.expect import raising
+from tests.support.saves.damage import flip
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.local.conftest import LocalJob, state
 
 
 def part(job: LocalJob, node: int, attempt: str, rank: int) -> Path:
     return job.nodes[node].folder.path / attempt / f"__{rank}_0.distcp"
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_job_resumes_from_its_nodes_without_shared_storage(job: LocalJob):
@@ -316,11 +312,7 @@ def test_shared_storage_that_cannot_be_looked_at_is_not_taken_for_empty(
     job.begin(persist_every=10).save(1, 2)
     job.cluster.doubtful = [job.service.requests[1].checkpoint]
     job.cluster.doubtful[0].persist_to = str(job.shared)
-
-    def away(*_: object) -> bool:
-        raise OSError("the share is away")
-
-    monkeypatch.setattr(FolderStorage, "settle", away)
+    monkeypatch.setattr(FolderStorage, "settle", raising(OSError, "the share is away"))
     job.begin()
     heard = job.resume()
     assert [type(one) for one in heard] == [OSError, BarrierAbortedError, BarrierAbortedError]

@@ -16,6 +16,7 @@ from muster.checkpoint.verification import verify
 from muster.worker.errors import AsyncSaveError
 from muster.worker.saves.local import local_storage, room
 from muster.worker.saves.storage.folder_storage import PendingFolder, StepWriter
+from tests.support.expect import raising
 from tests.unit.worker.saves.local.conftest import LocalJob, state
 
 
@@ -112,12 +113,10 @@ def test_commit_without_room_fails_the_save_and_the_next_goes_to_shared_storage(
     job: LocalJob, monkeypatch: pytest.MonkeyPatch
 ):
     job.begin(persist_every=10)
-
-    def no_room(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(local_storage, "write_synced", no_room)
+        patched.setattr(
+            local_storage, "write_synced", raising(OSError, errno.ENOSPC, "No space left on device")
+        )
         assert job.all(lambda one, rank: one.save(1, state(1, rank))) == [None] * 3
         failed = job.finalize()
     assert [type(one) for one in failed] == [AsyncSaveError] * 3
@@ -132,13 +131,9 @@ def test_save_fails_by_name_if_a_rank_cannot_bring_its_part_to_shared_storage(
     job: LocalJob, monkeypatch: pytest.MonkeyPatch
 ):
     job.begin(persist_every=10).save(1)
-
-    def refuse(*_: object) -> None:
-        raise OSError("the share is read-only")
-
     with monkeypatch.context() as patched:
         full_node(job, patched, 2)
-        patched.setattr(PendingFolder, "copy", refuse)
+        patched.setattr(PendingFolder, "copy", raising(OSError, "the share is read-only"))
         assert job.all(lambda one, rank: one.save(2, state(2, rank))) == [None] * 3
         failed = job.finalize()
     assert [type(one) for one in failed] == [AsyncSaveError] * 3

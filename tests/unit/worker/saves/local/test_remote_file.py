@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
+from lab.http_server import serving
 from lab.patience import PATIENCE, until
 from muster.worker.saves.local.remote_file import RemoteFile, RemotePlace, can_read
 
@@ -48,14 +49,8 @@ def keeper(
         may_send = threading.Event()
         may_send.set()
     handler = type("Handler", (Keeper,), {"requests": [], "has_file": has_file, "may_send": may_send})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/files/1-2/a.distcp", handler.requests  # type: ignore[attr-defined]
-        finally:
-            server.shutdown()
-            thread.join()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, serving(server):
+        yield f"http://127.0.0.1:{server.server_port}/files/1-2/a.distcp", handler.requests  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from muster.worker.saves.planning import planning as module
 from muster.worker.saves.planning.planning import PlanNegotiation, Planning
 from muster.worker.saves.queue.groups import Group
 from muster.worker.saves.storage.folder_storage import FolderStorage, PendingFolder
+from tests.support.expect import raising
 from tests.support.handler import Handler
 from tests.support.rendezvous_runs import in_thread
 from tests.support.saves.fake_group import FakeGroup, Member
@@ -359,28 +360,13 @@ def test_an_error_that_was_told_keeps_no_state_alive(job: Job):
 def test_whatever_goes_wrong_its_thread_lives(
     job: Job, monkeypatch: pytest.MonkeyPatch, what: Any, name: str
 ):
-    def fail(*_: Any) -> None:
-        raise CheckpointException("torch's, which is no Exception", {})
-
     with monkeypatch.context() as patched:
-        patched.setattr(what, name, fail)
+        patched.setattr(what, name, raising(CheckpointException, "torch's, which is no Exception", {}))
         negotiations = [job.begin(0, 0, "ab"), job.begin(1, 0, "ab")]
         for negotiation in negotiations:
             with pytest.raises((CheckpointException, BarrierAbortedError)):
                 negotiation.share()
     assert sorted(job.all_save(1, ["ab", "ab"])) == ["a", "b"]
-
-
-def test_a_coordinator_that_is_not_there_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    member = FakeGroup(1).member(0)
-
-    def fail(prefix: str) -> None:
-        raise ConnectError("nobody answers")
-
-    monkeypatch.setattr(member, "sibling", fail)
-    with pytest.raises(ConnectError):
-        Job.planning(member)
-    gc.collect()
 
 
 def test_its_thread_keeps_nothing_alive(tmp_path: Path):
@@ -445,11 +431,7 @@ def test_whatever_changes_each_save_that_all_ranks_can_write_is_whole(
 
 def test_one_that_could_not_be_made_is_collected_quietly(monkeypatch: pytest.MonkeyPatch):
     member = FakeGroup(1).member(0)
-
-    def fail(prefix: str) -> None:
-        raise ConnectError("nobody answers")
-
-    monkeypatch.setattr(member, "sibling", fail)
+    monkeypatch.setattr(member, "sibling", raising(ConnectError, "nobody answers"))
     with pytest.raises(ConnectError):
         Job.planning(member)
     gc.collect()

@@ -12,6 +12,7 @@ import pytest
 from lab.patience import until
 from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, SaveTimings
+from tests.support.expect import raising
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import decided, nothing, threads_of_queues
@@ -88,11 +89,8 @@ def test_a_save_that_failed_keeps_nobody_from_meeting(queue: AsyncCallsQueue, ba
 
 
 def test_a_finalize_function_that_raises_is_told_to_all(queue: AsyncCallsQueue, barrier: FakeBarrier):
-    def break_() -> None:
-        raise OSError("cannot write the metadata")
-
     agreement = barrier.siblings["save/agreement"]
-    queue.schedule_async_request(AsyncRequest(nothing, (), [break_]))
+    queue.schedule_async_request(AsyncRequest(nothing, (), [raising(OSError, "cannot write the metadata")]))
     with pytest.raises(OSError, match="cannot write"):
         queue.maybe_finalize_async_calls(blocking=True)
     (failure,) = agreement.votes
@@ -163,11 +161,7 @@ def test_looking_at_an_open_queue_waits_for_no_thread(
 
 def test_cleaning_up_that_ends_with_any_error_ends_no_thread(queue: AsyncCallsQueue):
     """Torch's error of a checkpoint is no Exception."""
-
-    def clean() -> None:
-        raise SystemExit
-
-    queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=clean)
+    queue.schedule_async_request(AsyncRequest(nothing, (), []), on_decided=raising(SystemExit))
     queue.schedule_async_request(AsyncRequest(nothing, (), []))
     assert queue.maybe_finalize_async_calls(blocking=True, no_dist=True) == [0, 1]
 

@@ -11,6 +11,7 @@ from lab.patience import PATIENCE, until
 from muster.worker.errors import AsyncSaveError, MusterError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller, abort_nvrx_checkpoint
 from muster.worker.saves.writers.callers import Write
+from tests.support.expect import raising
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import away_until_closing, decided, nothing
@@ -95,9 +96,6 @@ def test_an_abort_finalizes_nothing_and_names_what_was_committed(
 def test_a_queue_that_cannot_be_closed_does_not_keep_the_others_from_their_abort(
     barrier: FakeBarrier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def refuse() -> None:
-        raise OSError("no more files")
-
     with no_child_left():
         both = [
             AsyncCallsQueue(barrier=barrier),  # type: ignore[arg-type]
@@ -105,7 +103,7 @@ def test_a_queue_that_cannot_be_closed_does_not_keep_the_others_from_their_abort
         ]
         with monkeypatch.context() as patched:
             for queue in both:
-                patched.setattr(queue._caller, "close", refuse)
+                patched.setattr(queue._caller, "close", raising(OSError, "no more files"))
             abort_nvrx_checkpoint()
         assert caplog.text.count("no more files") == 2
         for queue in both:

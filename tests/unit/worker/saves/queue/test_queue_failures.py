@@ -13,6 +13,7 @@ from muster.worker.decision import Decision
 from muster.worker.errors import AsyncSaveError, MusterError, OutcomeUnknownError
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest
 from muster.worker.saves.queue.ledger import Ledger
+from tests.support.expect import raising
 from tests.support.saves.child_processes import no_child_left, no_file_left
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import away_until_closing, decided, gone, kill_itself, nothing
@@ -49,11 +50,10 @@ def test_a_child_that_takes_too_long_is_ended(barrier: FakeBarrier):
 
 
 def test_a_save_that_cannot_be_begun_counts_and_fails_for_all(queue: AsyncCallsQueue, barrier: FakeBarrier):
-    def preload() -> None:
-        raise MemoryError("no room for the copy")
-
     with pytest.raises(MemoryError):
-        queue.schedule_async_request(AsyncRequest(nothing, (), [], preload_fn=preload))
+        queue.schedule_async_request(
+            AsyncRequest(nothing, (), [], preload_fn=raising(MemoryError, "no room for the copy"))
+        )
     assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1
     with pytest.raises(AsyncSaveError, match="no room for the copy") as caught:
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
@@ -63,10 +63,9 @@ def test_a_save_that_cannot_be_begun_counts_and_fails_for_all(queue: AsyncCallsQ
 
 
 def test_a_failure_of_what_follows_the_write_is_a_vote_too(queue: AsyncCallsQueue, barrier: FakeBarrier):
-    def break_() -> None:
-        raise ValueError("buffers are gone")
-
-    queue.schedule_async_request(AsyncRequest(nothing, (), []), on_written=break_)
+    queue.schedule_async_request(
+        AsyncRequest(nothing, (), []), on_written=raising(ValueError, "buffers are gone")
+    )
     with pytest.raises(AsyncSaveError, match="buffers are gone"):
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
 
@@ -81,12 +80,8 @@ def test_on_written_is_called_however_the_write_ended(queue: AsyncCallsQueue):
 
 def test_a_commit_that_fails_fails_for_all(queue: AsyncCallsQueue, barrier: FakeBarrier):
     done: list[int] = []
-
-    def commit(_: Any) -> None:
-        raise OSError("cannot rename")
-
     request = AsyncRequest(nothing, (), [lambda: done.append(1)])
-    queue.schedule_async_request(request, commit=commit)
+    queue.schedule_async_request(request, commit=raising(OSError, "cannot rename"))
     with pytest.raises(AsyncSaveError, match=r"written by every rank, but.*cannot rename"):
         queue.maybe_finalize_async_calls(blocking=True, no_dist=True)
     assert done == []

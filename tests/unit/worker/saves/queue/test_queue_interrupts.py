@@ -19,6 +19,7 @@ from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller
 from muster.worker.saves.queue import queue as module
 from muster.worker.saves.queue import queue_loop
 from muster.worker.saves.writers.callers import Write
+from tests.support.expect import raising
 from tests.support.saves.child_processes import no_child_left
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import nothing, refuse_threads
@@ -167,9 +168,6 @@ def interrupt_at(moment: int, failure: bool) -> tuple[bool, int]:
 
 
 def test_an_interrupt_before_the_write_counts(queue: AsyncCallsQueue):
-    def preload() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        queue.schedule_async_request(AsyncRequest(nothing, (1, 2), [], preload_fn=preload))
+        queue.schedule_async_request(AsyncRequest(nothing, (1, 2), [], preload_fn=raising(KeyboardInterrupt)))
     assert queue.schedule_async_request(AsyncRequest(nothing, (), [])) == 1

@@ -16,6 +16,7 @@ from muster.worker.saves.queue.events import Cleaned, Decided, Event, OutcomeUnk
 from muster.worker.saves.queue.voter import EARLY_WARNING, LATE_WARNING, Voter
 from muster.worker.saves.request import AsyncRequest
 from muster.worker.saves.writers.callers import Ending
+from tests.support.expect import raising
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.queue.queue_probes import gone
 
@@ -78,13 +79,6 @@ def save(ending: Ending | BaseException | None = None, **arguments: Any) -> Call
     made = Call(object(), AsyncRequest(None, (), []), "save 0", **arguments)
     made.write = None if ending is None else FakeWrite(ending)
     return made
-
-
-def raising(error: BaseException) -> Callable[..., Any]:
-    def call(*_: object) -> Any:
-        raise error
-
-    return call
 
 
 ERRORS = [OSError("disk full"), CheckpointError("disk full"), KeyboardInterrupt("disk full")]

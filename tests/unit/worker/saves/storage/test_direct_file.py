@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.worker.saves.storage import direct_file
 from muster.worker.saves.storage.direct_file import ALIGNMENT, DirectFile, DirectFileSystem
+from tests.support.expect import raising
 
 BUFFER = 2 * ALIGNMENT
 WRITES = st.lists(st.integers(0, 3 * BUFFER) | st.just(BUFFER) | st.just(ALIGNMENT) | st.none(), max_size=8)
@@ -74,11 +75,7 @@ def test_whole_blocks_are_written_directly_and_the_rest_ordinarily(
 def test_file_that_cannot_be_written_is_closed_and_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = DirectFile(tmp_path / "file", BUFFER)
     file.write(b"content")
-
-    def full(descriptor: int, data: memoryview) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", raising(OSError, errno.ENOSPC, "No space left on device"))
     with pytest.raises(OSError, match="No space left"):
         file.close()
     assert file.closed

@@ -25,6 +25,7 @@ from muster.worker.saves.storage import large_tensor, reading
 from muster.worker.saves.storage.folder_storage import FolderStorage
 from muster.worker.saves.storage.reading import ItemReader, VerifyingReader, load_into, open_checkpoint
 from tests.support.saves.child_processes import no_child_left
+from tests.support.saves.damage import flip
 from tests.support.saves.fake_group import FakeGroup
 
 PIECE = 4096
@@ -103,16 +104,6 @@ def test_large_tensor_goes_into_a_state_that_is_not_contiguous(folder: Path, who
     assert max(whole_loads) > 4 * PIECE
 
 
-def wrong_bytes(path: Path) -> None:
-    change(path, path.stat().st_size // 2)
-
-
-def change(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
 def no_file(path: Path) -> None:
     path.unlink()
 
@@ -121,7 +112,7 @@ def too_short(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [wrong_bytes, no_file, too_short])
+@pytest.mark.parametrize("damage", [flip, no_file, too_short])
 def test_damage_in_a_large_tensor_makes_the_load_step_down(folder: Path, damage: Callable[[Path], None]):
     damage(data_of(folder, 2))
     state = empty()
@@ -199,7 +190,7 @@ def test_damage_is_found_wherever_it_is_in_the_stored_tensor(
     path = data_of(folder, 2)
     whole = path.read_bytes()
     for offset in range(0, len(whole) - 4 * PIECE, len(whole) // 40):
-        change(path, offset)
+        flip(path, offset)
         with pytest.raises(DamageError, match="are not what was written"):
             load(reader, empty())
         path.write_bytes(whole)
@@ -255,8 +246,8 @@ def test_planner_that_copies_in_commit_is_asked_once_for_each_tensor(folder: Pat
 
 
 def test_damage_in_the_only_checkpoint_is_raised(folder: Path):
-    wrong_bytes(data_of(folder, 1))
-    wrong_bytes(data_of(folder, 2))
+    flip(data_of(folder, 1))
+    flip(data_of(folder, 2))
     with pytest.raises(CorruptCheckpointError, match="are not what was written"):
         checkpointer(folder).resume(empty())
 

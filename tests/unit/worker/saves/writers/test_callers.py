@@ -21,6 +21,7 @@ from muster.worker.insight import saves as under_way
 from muster.worker.saves import AsyncCallsQueue, AsyncRequest, ForkCaller
 from muster.worker.saves.writers import forking, writer_process
 from muster.worker.transport.fork_guard import HANDLERS
+from tests.support.expect import raising
 from tests.support.saves.child_processes import no_child_left, no_file_left, state_of
 from tests.support.saves.fake_barrier import FakeBarrier
 from tests.unit.worker.saves.writers.write_functions import fail, save_when
@@ -228,11 +229,8 @@ def test_a_write_that_has_ended_kills_nobody_else(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch):
-    def refuse(_: int) -> int:
-        raise OSError(24, "Too many open files")
-
     with no_file_left(), no_child_left(), monkeypatch.context() as patched:
-        patched.setattr(os, "pidfd_open", refuse)
+        patched.setattr(os, "pidfd_open", raising(OSError, 24, "Too many open files"))
         with pytest.raises(OSError, match="Too many"):
             ForkCaller().start(AsyncRequest(signal.pause, (), []))
 

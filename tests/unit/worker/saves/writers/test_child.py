@@ -24,6 +24,7 @@ from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.failure import MAX_TEXT
 from muster.worker.saves.writers import child
 from muster.worker.saves.writers.child import wait_readable
+from tests.support.expect import raising
 from tests.support.saves.child_processes import state_of
 
 
@@ -162,10 +163,12 @@ def test_a_save_that_was_ended_has_failed_also_if_all_was_written(
 
 
 def test_a_large_error_text_comes_whole_as_far_as_a_vote_takes_it():
-    def write() -> None:
-        raise ValueError("x" * 10_000_000 + "the end")
-
-    failure = ForkCaller().start(AsyncRequest(write, (), [])).wait(PATIENCE).failure
+    failure = (
+        ForkCaller()
+        .start(AsyncRequest(raising(ValueError, "x" * 10_000_000 + "the end"), (), []))
+        .wait(PATIENCE)
+        .failure
+    )
     assert failure is not None
     assert failure.rstrip().endswith("the end")
     assert MAX_TEXT < len(failure) < MAX_TEXT + 200

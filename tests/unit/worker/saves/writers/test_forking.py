@@ -16,6 +16,7 @@ from muster.worker import MusterError
 from muster.worker.saves import AsyncRequest, ForkCaller
 from muster.worker.saves.writers import forking
 from muster.worker.saves.writers.callers import ForkedWrite
+from tests.support.expect import raising
 from tests.support.saves.child_processes import no_child_left, no_file_left, state_of
 
 Born = Callable[[int], list[int]]
@@ -109,12 +110,9 @@ def test_the_child_lives_while_copies_go_on_and_writes_when_they_have_ended(tmp_
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), KeyboardInterrupt()])
 def test_if_a_copy_fails_the_child_ends_and_writes_nothing(tmp_path: Path, error: BaseException):
-    def copied() -> None:
-        raise error
-
     saved = tmp_path / "saved"
     with no_file_left(), no_child_left(), pytest.raises(type(error)):
-        ForkCaller().start(AsyncRequest(saved.write_text, ("the state",), []), copied)
+        ForkCaller().start(AsyncRequest(saved.write_text, ("the state",), []), raising(error))
     assert not saved.exists()
 
 

@@ -19,6 +19,7 @@ from muster.worker.saves import AsyncRequest, PersistentCaller
 from muster.worker.saves.writers import callers
 from muster.worker.saves.writers.child import wait_readable
 from muster.worker.saves.writers.priority import Priority
+from tests.support.expect import raising
 from tests.support.saves.open_files import open_files
 from tests.unit.worker.saves.writers.write_functions import fail, save_when
 
@@ -137,14 +138,10 @@ def test_an_interrupt_when_the_worker_has_a_request_is_no_answer_to_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """The next would be taken for written as soon as this one is."""
-
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
     caller = PersistentCaller()
     try:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(under_way, "begin", interrupt)
+            patched.setattr(under_way, "begin", raising(KeyboardInterrupt))
             caller.start(AsyncRequest(time.sleep, (0,), []))
         assert caller.start(AsyncRequest(fail, ("raises",), [])).wait(PATIENCE).failure is not None
         assert (

@@ -1,7 +1,6 @@
-"""Run ``muster checkpoint``, read its tables, and damage files."""
+"""Run ``muster checkpoint``, and read its tables."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 from muster.service.cli.failure import Exit
@@ -9,12 +8,6 @@ from tests.unit.service.cli.test_main import invoke
 
 NOW = 1_700_000_041.0
 FILE = "__1_0.distcp"
-
-
-def flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
 
 
 def run(verb: str, *arguments: Any, code: int = Exit.DONE) -> Any:

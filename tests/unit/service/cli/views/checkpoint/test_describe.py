@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 from muster.checkpoint.manifest import MANIFEST
+from tests.support.saves.damage import flip
 from tests.support.saves.stored_checkpoints import in_folder
-from tests.unit.service.cli.views.checkpoint.commands import flip, run
+from tests.unit.service.cli.views.checkpoint.commands import run
 
 
 def test_describe_shows_the_newest_with_its_ranks(tmp_path: Path):

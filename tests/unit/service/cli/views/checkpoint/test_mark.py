@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from muster.checkpoint.committed import MARKER, SaveAttempt
 from muster.checkpoint.damage import KEPT
 from muster.checkpoint.manifest import MANIFEST
 from muster.service.cli.failure import Exit
+from tests.support.expect import raising
 from tests.support.saves.stored_checkpoints import ITEMS, in_bucket, in_folder
 from tests.unit.service.cli.views.checkpoint.commands import run
 
@@ -77,10 +77,6 @@ def test_step_that_several_checkpoints_have_is_marked_by_its_path(objects: Fsspe
 
 def test_mark_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = in_folder(tmp_path, 100)
-
-    def refuse(*_: Any) -> None:
-        raise PermissionError("Permission denied")
-
-    monkeypatch.setattr("muster.checkpoint.inventory.mark", refuse)
+    monkeypatch.setattr("muster.checkpoint.inventory.mark", raising(PermissionError, "Permission denied"))
     result = run("mark", tmp_path, "--keep", 100, code=Exit.FAILED)
     assert f"Error: {path} cannot be marked: Permission denied\n  next: " in result.stderr

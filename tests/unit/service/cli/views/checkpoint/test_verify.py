@@ -20,8 +20,9 @@ from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import verify as verify_files
 from muster.service.cli.failure import Exit
 from muster.service.cli.views import checkpoint as module
+from tests.support.saves.damage import flip
 from tests.support.saves.stored_checkpoints import by_adapter, in_folder
-from tests.unit.service.cli.views.checkpoint.commands import FILE, columns, flip, run
+from tests.unit.service.cli.views.checkpoint.commands import FILE, columns, run
 
 
 def test_verified_checkpoints_end_with_0(tmp_path: Path):

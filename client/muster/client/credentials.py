@@ -117,7 +117,7 @@ class Credentials:
     @classmethod
     def toward(cls, address: str) -> "Credentials":
         """Return the credentials for an address: none for a socket, whose file's permissions decide."""
-        return cls.of().valid_for(address)
+        return cls() if is_socket(address) else cls.of()
 
     def valid_for(self, address: str) -> "Credentials":
         """Return these credentials; none for a socket."""

@@ -141,9 +141,7 @@ async def driving(
         yield driver
     finally:
         if isinstance(engine, HeldEngine):
-            engine.free = True
-            while not engine.begun.empty():
-                engine.begun.get_nowait().end()
+            engine.release()
         await driver.close()
 
 

@@ -35,18 +35,26 @@ class HeldEngine(MemoryEngine):
     def __init__(self) -> None:
         super().__init__()
         self.begun: asyncio.Queue[Commit] = asyncio.Queue()
-        self.free = False
-        """Let every commit through."""
+        self.commits: list[Commit] = []
+        """All commits, also those that nobody takes from ``begun`` or ends."""
+        self._free = False
         self.closed = 0
         self._loop = asyncio.get_running_loop()
 
     def commit(self, writes: Mapping[bytes, bytes | None], cleared: Sequence[bytes] = ()) -> None:
         commit = Commit(dict(writes), list(cleared))
+        self.commits.append(commit)
         self._loop.call_soon_threadsafe(self.begun.put_nowait, commit)
-        assert self.free or commit.may_end.wait(PATIENCE)
+        assert self._free or commit.may_end.wait(PATIENCE)
         if commit.error is not None:
             raise commit.error
         super().commit(writes, cleared)
+
+    def release(self) -> None:
+        """Let every commit through: those that have begun, and those to come."""
+        self._free = True
+        for commit in self.commits:
+            commit.may_end.set()
 
     def close(self) -> None:
         self.closed += 1

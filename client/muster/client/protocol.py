@@ -27,5 +27,9 @@ MAX_WRITE_BYTES = 2**47
 """Bytes of one rank's part of a save. The sum over 65,536 ranks fits every field that stores it."""
 MAX_WRITE_SECONDS = 366 * 86_400
 """Far beyond any write."""
+MAX_HOLDINGS = 64
+"""Checkpoints in one report of a keeper. The coordinator refuses a report of more."""
+MAX_TRANSFERS = 64
+"""Other keepers in one report, from which a keeper has fetched lately. The coordinator refuses more."""
 MAX_TOKEN = 7_000
 """Characters of a token: with more, gRPC would refuse the call for the size of its headers."""

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.damage import DamageError
 from muster.checkpoint.local_folder import attempt_name
+from muster.client.protocol import MAX_HOLDINGS
 from muster.keeper.file_store import FileStore
 from muster.keeper.orders import (
     Action,
@@ -26,7 +27,7 @@ from muster.keeper.orders import (
     may_be_verified,
 )
 from muster.keeper.persisting.destination import LostFilesError
-from muster.keeper.reporting import MAX_HOLDINGS, Report
+from muster.keeper.reporting import Report
 from muster.keeper.vocabulary import (
     PERSISTED,
     Attachment,
@@ -198,7 +199,12 @@ class Keeper:
             if (one := holding(attempt, kept, self.files.order(attempt))) is not None:
                 holdings[attempt] = one
         return Report(
-            self.attachment, holdings, self._used, self.files.quota, self._confirmed(), self._transfers()
+            attachment=self.attachment,
+            holdings=holdings,
+            used=self._used,
+            quota=self.files.quota,
+            confirmed=self._confirmed(),
+            transfers=self._transfers(),
         )
 
     def _confirmed(self) -> int:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from muster.client.protocol import MAX_TRANSFERS
 from muster.keeper.transport import Stream, Transport
 from muster.keeper.vocabulary import Transfer
 
@@ -15,8 +16,8 @@ MIN_BYTES = 8 * 2**20
 """A burst with fewer bytes says more about the latency than about the speed."""
 MIN_SECONDS = 10.0
 """A burst counts whatever its size if it took so long."""
-MAX_PEERS = 64
-"""Keepers that are remembered."""
+MAX_PEERS = MAX_TRANSFERS
+"""Keepers that are remembered, beside those from which something comes at the moment."""
 
 
 @dataclass(slots=True)
@@ -64,11 +65,15 @@ class MeasuredTransport:
         self._transport.keep_only(urls)
 
     def transfers(self) -> Mapping[str, Transfer]:
-        """Return what came lately, by the keepers' URLs."""
+        """Return what came lately, by the keepers' URLs: no more than one report may name.
+
+        If there is more, keepers with an open stream come first, and then those that were used last.
+        """
         with self._lock:
             now = self._clock()
-            sums = {url: _sum([*peer.bursts, *_going_on(peer, now)]) for url, peer in self._peers.items()}
-        return {url: one for url, one in sums.items() if one.bytes}
+            by_use = sorted(self._peers.items(), key=lambda one: one[1].open > 0)
+            sums = {url: _sum([*peer.bursts, *_going_on(peer, now)]) for url, peer in by_use}
+        return dict([(url, one) for url, one in sums.items() if one.bytes][-MAX_TRANSFERS:])
 
     def _opened(self, url: str) -> None:
         with self._lock:

@@ -5,16 +5,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from muster.checkpoint.committed import SaveAttempt
+from muster.client.protocol import MAX_HOLDINGS
 from muster.keeper.vocabulary import Attachment, Holding, Transfer
 
 LONG = 30.0
 """Seconds of a transfer that are worth a report of their own."""
 
-MAX_HOLDINGS = 64
-"""Checkpoints in one report. The coordinator refuses a report of more."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The state of a keeper as the coordinator hears it: all of it, or only what has changed."""
 
@@ -57,11 +55,12 @@ class Report:
         }
         differing = gone | changed
         confirmed = self.confirmed if len(differing) <= MAX_HOLDINGS else 0  # It holds for all of them.
-        disk = (self.used, self.quota) if (self.used, self.quota) != (heard.used, heard.quota) else (0, 0)
+        has_other_disk = (self.used, self.quota) != (heard.used, heard.quota)
         return Report(
-            None if self.attachment == heard.attachment else self.attachment,
-            dict(islice(differing.items(), MAX_HOLDINGS)),
-            *disk,
+            attachment=None if self.attachment == heard.attachment else self.attachment,
+            holdings=dict(islice(differing.items(), MAX_HOLDINGS)),
+            used=self.used if has_other_disk else 0,
+            quota=self.quota if has_other_disk else 0,
             confirmed=None if confirmed == heard.confirmed else confirmed,
             transfers={} if self.transfers == heard.transfers else self.transfers,
             goes_on=any(

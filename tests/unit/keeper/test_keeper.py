@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from lab.patience import PATIENCE
+from muster.client.protocol import MAX_HOLDINGS
 from muster.keeper import file_store
 from muster.keeper import keeper as module
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import KeeperFolder
 from muster.keeper.keeper import Keeper
 from muster.keeper.persisting.destination import LostFilesError
-from muster.keeper.reporting import MAX_HOLDINGS
 from muster.keeper.transport import Stream, Transport, TransportError
 from muster.keeper.vocabulary import Head, LocalCheckpoint, Location, Order, Orders, Peers
 from tests.support.keeping.bytes_stream import BytesStream

@@ -115,3 +115,14 @@ def test_keepers_that_were_not_used_for_longest_are_forgotten(
             with receiving(transport, url, 1):
                 clock.now += 1
         assert set(transport.transfers()) == {"held", "c", "b", "d"}
+
+
+def test_no_more_keepers_are_named_than_a_report_may_have(
+    transport: MeasuredTransport, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measuring, "MAX_TRANSFERS", 2)
+    with receiving(transport, "held", 1):
+        for url in ("a", "b"):
+            with receiving(transport, url, 1):
+                clock.now += 1
+        assert set(transport.transfers()) == {"held", "b"}, "the coordinator would refuse a third one"

@@ -1,6 +1,6 @@
 """Checks the requests of keepers and ranks about local checkpoints, and hands them to the run's tier."""
 
-from muster.client.protocol import MAX_STEP
+from muster.client.protocol import MAX_HOLDINGS, MAX_STEP, MAX_TRANSFERS
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.local import refusals
 from muster.service.core.local.keepers import Keeper
@@ -28,10 +28,6 @@ from muster.service.core.vocabulary.local import (
 from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.refusal import Refusal
 
-MAX_HOLDINGS = 64
-"""Checkpoints of one run that a keeper may report at once."""
-MAX_TRANSFERS = 64
-"""Other keepers from which a keeper may have fetched lately."""
 MAX_SECONDS = 1e9
 """Longest transfer."""
 MAX_REPLICAS = 16

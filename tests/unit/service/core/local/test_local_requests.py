@@ -2,7 +2,8 @@
 
 import pytest
 
-from muster.service.core.local_requests import DIGEST_BYTES, MAX_HOLDINGS
+from muster.client.protocol import MAX_HOLDINGS
+from muster.service.core.local_requests import DIGEST_BYTES
 from muster.service.core.vocabulary.effects import Refused
 from muster.service.core.vocabulary.limits import Limits
 from muster.service.core.vocabulary.local import Attempt, Holding, ReportKeeper, ReportTaken

@@ -1,5 +1,10 @@
 """Hypothesis makes records of every kind that the core may ask to keep."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
 from hypothesis import strategies as st
 
 from muster.service.core.vocabulary.local import (
@@ -14,9 +19,12 @@ from muster.service.core.vocabulary.model import (
     Checkpoint,
     CheckpointHistory,
     Closed,
+    CoveredSave,
     Decision,
+    EvictedNode,
     FailedSave,
     Failure,
+    HandledNotice,
     MemberState,
     MissingRank,
     MissingState,
@@ -46,7 +54,24 @@ from muster.service.core.vocabulary.records import (
     StoreOperationRecord,
 )
 
-names = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=12)
+T = TypeVar("T")
+
+
+def whole(
+    kind: Callable[..., T], *args: st.SearchStrategy[Any], **named: st.SearchStrategy[Any]
+) -> st.SearchStrategy[T]:
+    """Draw a value of which each field is drawn: else its default hides that a field is not stored.
+
+    Raises:
+        TypeError: a field is missing here. Add it.
+    """
+    every = [*inspect.signature(kind).parameters]
+    if missing := set(every[len(args) :]) - named.keys():
+        raise TypeError(f"lab/records.py does not draw {sorted(missing)} of {kind}")
+    return st.builds(kind, *args, **named)
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12)
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 ranks = st.integers(0, 65_535)
 numbers = st.integers(0, 2**63)
@@ -57,17 +82,18 @@ dates = st.floats(0, 4e9) | st.integers(10**15, 4 * 10**15).map(lambda micros: m
 moments = st.integers(0, 4 * 10**9).map(float)
 timeouts = st.integers(1, 2**40).map(lambda millis: millis / 1000)
 
-runs = st.builds(
+runs = whole(
     RunRecord,
     names,
     numbers,
-    st.none() | st.builds(Closed, texts, texts, dates),
+    st.none() | whole(Closed, texts, texts, dates),
     st.none() | st.integers(0, 4 * 10**9).map(float),
-    st.none() | st.builds(Stopped, numbers, texts, texts, moments, numbers),
+    st.none() | whole(Stopped, numbers, texts, texts, moments, numbers),
+    st.lists(whole(EvictedNode, names, st.none() | numbers), max_size=3).map(tuple),
 )
-evictions = st.builds(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
-rounds = st.builds(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
-round_settings = st.builds(
+evictions = whole(EvictionRecord, names, ranks, numbers, st.integers(0, 2**62))
+rounds = whole(RoundRecord, names, numbers, st.integers(1, 65_536), dates, seconds)
+round_settings = whole(
     RendezvousSettings,
     min_nodes=ranks,
     max_nodes=ranks,
@@ -75,25 +101,25 @@ round_settings = st.builds(
     last_call_timeout=timeouts,
     keep_alive_timeout=timeouts,
 )
-participants = st.builds(
+participants = whole(
     ParticipantRecord,
     run_id=names,
-    node=st.builds(NodeInfo, names, names, pids),
+    node=whole(NodeInfo, names, names, pids, texts),
     attempt=numbers,
     rank=ranks,
     settings=round_settings,
     lost=st.booleans(),
 )
-agreements = st.builds(AgreementRecord, names, round_settings)
-groups = st.builds(GroupRecord, names, names, numbers, numbers)
+agreements = whole(AgreementRecord, names, round_settings)
+groups = whole(GroupRecord, names, names, numbers, numbers)
 shapes = st.integers(1, 65_536).flatmap(
-    lambda size: st.builds(
+    lambda size: whole(
         Shape,
         st.just(size),
         st.sets(st.integers(0, size - 1), max_size=10).map(lambda some: Ranks(sorted(some))),
     )
 )
-speakers = st.builds(
+speakers = whole(
     RankOwnerRecord,
     run_id=names,
     prefix=names,
@@ -107,9 +133,10 @@ speakers = st.builds(
     state=st.sampled_from(MemberState),
     lineage=st.integers(1, 2**62),
     membership_start=st.none() | numbers,
+    node_name=texts,
 )
-shape_records = st.builds(ShapeRecord, names, names, st.integers(1, 2**32 - 1), shapes)
-missing_ranks = st.builds(
+shape_records = whole(ShapeRecord, names, names, st.integers(1, 2**32 - 1), shapes)
+missing_ranks = whole(
     MissingRank,
     rank=ranks,
     state=st.sampled_from(MissingState),
@@ -117,8 +144,9 @@ missing_ranks = st.builds(
     pid=pids,
     gone_for=seconds,
     last_sequence=st.none() | numbers,
+    doing=texts,
 )
-decisions = st.builds(
+decisions = whole(
     Decision,
     run_id=names,
     prefix=names,
@@ -130,17 +158,17 @@ decisions = st.builds(
     arrived=ranks,
     required=ranks,
     payloads=st.lists(st.tuples(ranks, st.binary(max_size=20)), max_size=3).map(tuple),
-    failures=st.lists(st.builds(Failure, ranks, texts, pids, texts), max_size=3).map(tuple),
+    failures=st.lists(whole(Failure, ranks, texts, pids, texts), max_size=3).map(tuple),
     decided_at=dates,
     wait=seconds,
     skew=seconds,
     last_arrival_rank=st.none() | ranks,
     payloads_dropped=st.booleans(),
 )
-saves = st.builds(
+saves = whole(
     SaveRecord,
     names,
-    st.builds(
+    whole(
         Save,
         number=numbers,
         state=st.sampled_from(SaveState),
@@ -153,43 +181,47 @@ saves = st.builds(
         ended_at=st.none() | moments,
         generation=numbers,
         across_generations=st.booleans(),
+        covered=st.none() | whole(CoveredSave, texts, texts, st.none() | moments),
+        deadline=st.none() | moments,
+        late=texts,
+        notices=st.lists(whole(HandledNotice, names, numbers), max_size=3).map(tuple),
     ),
 )
-checkpoints = st.builds(
+checkpoints = whole(
     CheckpointsRecord,
     names,
-    st.builds(
+    whole(
         CheckpointHistory,
         newest=st.none()
-        | st.builds(
+        | whole(
             Checkpoint,
             step=st.none() | numbers,
             committed_at=moments,
             bytes=st.none() | numbers,
-            slowest=st.none() | st.builds(SlowestWrite, ranks, texts, timeouts),
+            slowest=st.none() | whole(SlowestWrite, ranks, texts, timeouts),
             prefix=names,
             sequence=numbers,
         ),
         committed=numbers,
         intervals=st.lists(timeouts, max_size=5).map(tuple),
         failures=st.lists(
-            st.builds(FailedSave, st.none() | numbers, moments, texts, names, numbers), max_size=5
+            whole(FailedSave, st.none() | numbers, moments, texts, names, numbers), max_size=5
         ).map(tuple),
     ),
 )
-store_keys = st.builds(StoreKeyRecord, names, texts, st.binary(max_size=20))
+store_keys = whole(StoreKeyRecord, names, texts, st.binary(max_size=20))
 changed = (
-    st.builds(Done)
-    | st.builds(Flag, st.booleans())
-    | st.builds(Number, st.integers(-(2**63), 2**63 - 1))
-    | st.builds(Value, st.binary(max_size=20))
+    whole(Done)
+    | whole(Flag, st.booleans())
+    | whole(Number, st.integers(-(2**63), 2**63 - 1))
+    | whole(Value, st.binary(max_size=20))
 )
-store_operations = st.builds(StoreOperationRecord, names, names, numbers, changed, numbers)
-attempts = st.builds(Attempt, numbers, numbers)
-local_checkpoints = st.builds(
+store_operations = whole(StoreOperationRecord, names, names, numbers, changed, numbers)
+attempts = whole(Attempt, numbers, numbers)
+local_checkpoints = whole(
     LocalCheckpointRecord,
     run_id=names,
-    checkpoint=st.builds(
+    checkpoint=whole(
         LocalCheckpoint,
         attempt=attempts,
         step=numbers,
@@ -207,7 +239,7 @@ local_checkpoints = st.builds(
     persisted_as=texts,
     permit=st.sampled_from(Permit),
 )
-recoveries = st.builds(
+recoveries = whole(
     RecoveryRecord,
     run_id=names,
     generation=numbers,
@@ -217,23 +249,24 @@ recoveries = st.builds(
     reason=texts,
     newest=st.none() | attempts,
 )
-kept = (
-    runs
-    | agreements
-    | local_checkpoints
-    | recoveries
-    | groups
-    | shape_records
-    | speakers
-    | decisions
-    | evictions
-    | rounds
-    | participants
-    | saves
-    | checkpoints
-    | store_keys
-    | store_operations
+every_kind = st.tuples(
+    runs,
+    agreements,
+    local_checkpoints,
+    recoveries,
+    groups,
+    shape_records,
+    speakers,
+    decisions,
+    evictions,
+    rounds,
+    participants,
+    saves,
+    checkpoints,
+    store_keys,
+    store_operations,
 )
+"""One record of each kind."""
 
 
 def decision(**changed: object) -> Decision:
@@ -257,3 +290,21 @@ def decision(**changed: object) -> Decision:
         "payloads_dropped": True,
     }
     return Decision(**(fields | changed))  # type: ignore[arg-type]
+
+
+def timeless(value: object) -> object:
+    """Every field of a record but its times, which are stored rounded."""
+    if is_dataclass(value):
+        return type(value), [timeless(getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, tuple):
+        return type(value), [timeless(one) for one in value]
+    return None if isinstance(value, float) else value
+
+
+def times(value: object) -> list[float]:
+    """The times in a record."""
+    if is_dataclass(value):
+        return [time for field in fields(value) for time in times(getattr(value, field.name))]
+    if isinstance(value, tuple):
+        return [time for one in value for time in times(one)]
+    return [value] if isinstance(value, float) else []

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client import (
     GC_COLLECTOR,
@@ -53,6 +53,17 @@ class Certificate(Protocol):
     def expires_at(self) -> float:
         """When it expires, in seconds since 1970."""
         ...
+
+
+class _GroupMetric(NamedTuple):
+    """A metric with a series for each group."""
+
+    metric: Counter | Gauge | Histogram
+    """Its labels are ``run``, ``prefix`` and perhaps others."""
+    others: tuple[tuple[str, ...], ...] = ((),)
+    """The values that its other labels may have."""
+    is_shown_at_zero: bool = True
+    """Whether its series are shown before anything is counted: a rate does not see one that begins at 1."""
 
 
 class Metrics:
@@ -107,6 +118,13 @@ class Metrics:
             group,
             registry=registry,
         )
+        self._group_metrics = (
+            _GroupMetric(self._decisions, tuple((outcome.name,) for outcome in Outcome)),
+            _GroupMetric(self._wait),
+            _GroupMetric(self._skew),
+            _GroupMetric(self._last_rank, is_shown_at_zero=False),
+        )
+        """All metrics of groups. Their series end with the run."""
         self._rounds = Counter(
             "muster_rendezvous_rounds", "Rendezvous rounds completed.", ["run"], registry=registry
         )
@@ -117,6 +135,8 @@ class Metrics:
             buckets=WAIT_BUCKETS,
             registry=registry,
         )
+        self._run_metrics = self._rounds, self._join
+        """All metrics of runs."""
         self._commit = Histogram(
             "muster_storage_commit_seconds",
             "Time to make a batch of records durable.",
@@ -184,11 +204,9 @@ class Metrics:
         groups = self._groups[run]
         if label not in groups:
             groups.add(label)
-            # Show them at 0 first: a rate does not see a series that begins at 1.
-            for outcome in Outcome:
-                self._decisions.labels(run, label, outcome.name)
-            self._wait.labels(run, label)
-            self._skew.labels(run, label)
+            for one in self._group_metrics:
+                for others in one.others if one.is_shown_at_zero else ():
+                    one.metric.labels(run, label, *others)
         return label
 
     def _run_label(self, run_id: str) -> str:
@@ -202,19 +220,18 @@ class Metrics:
         if label not in self._prefixes:
             self._prefixes[label] = PrefixLabels(MAX_PREFIXES, SAVE_GROUPS)
             self._groups[label] = set()
-            self._rounds.labels(label)
-            self._join.labels(label)
+            for metric in self._run_metrics:
+                metric.labels(label)
 
     def _end(self, label: str) -> None:
         """Remove the series of a run."""
         del self._prefixes[label]
         for prefix in self._groups.pop(label):
-            for outcome in Outcome:
-                self._decisions.remove(label, prefix, outcome.name)
-            for metric in (self._wait, self._skew, self._last_rank):
-                metric.remove(label, prefix)
-        self._rounds.remove(label)
-        self._join.remove(label)
+            for one in self._group_metrics:
+                for others in one.others:
+                    one.metric.remove(label, prefix, *others)
+        for metric in self._run_metrics:
+            metric.remove(label)
 
     # ------------------------------------------------------------------ the driver's observer
 

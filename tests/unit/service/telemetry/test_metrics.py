@@ -1,6 +1,7 @@
 """Counters that events update, and their series."""
 
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
 
 from lab import records
 from muster.service.core.vocabulary.effects import Notice
@@ -221,6 +222,20 @@ def test_forgotten_run_loses_its_series_and_frees_its_place(metrics: Metrics):
     assert len(counts_of(metrics)) == len(known) - 3
     metrics.decided(records.decision(run_id="next", prefix="shared"))
     assert value(metrics, "muster_barrier_decisions_total", run="next", prefix="shared", outcome="TIMED_OUT")
+
+
+def test_forgotten_run_leaves_no_series_of_any_metric(metrics: Metrics):
+    """Each metric with a label for runs gets a series here, also one that is not shown at 0."""
+    metrics.decided(records.decision(run_id=RUN, prefix=CKPT))
+    labels = {**JOB, "outcome": Outcome.TIMED_OUT.name}
+    touched = 0
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase) and "run" in metric._labelnames:
+            metric.labels(**{name: labels[name] for name in metric._labelnames})
+            touched += 1
+    assert touched >= 6
+    metrics.forgotten(RUN)
+    assert [line for line in exposed(metrics) if f'run="{RUN}"' in line] == []
 
 
 def test_shared_series_stay_when_one_run_is_forgotten(metrics: Metrics):

@@ -33,6 +33,7 @@ from muster.service.storage.codec import decode_all, encode_all
 from tests.support.expect import some
 from tests.support.keepers.nodes import Folder, Node
 from tests.support.keepers.rules import NONE, Rules
+from tests.support.keepers.told import check_told_levels
 
 RUN = "job"
 WALL = 1e9
@@ -118,6 +119,8 @@ class Job:
         self.rules.now = self._now
         self._core.step(event, self._instant, effects)
         self._persist(effects)
+        commits = {session: checkpoint.attempt for session, (checkpoint, _) in self._committing.items()}
+        check_told_levels(self._rows, effects.deliveries, commits)
         for record in effects.records:
             self.rules.on_record(record)
         answers = []

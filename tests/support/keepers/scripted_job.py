@@ -26,6 +26,7 @@ from muster.service.core.vocabulary.local import (
 from muster.service.core.vocabulary.model import Instant, SessionId
 from muster.service.core.vocabulary.refusal import Reason
 from muster.service.storage.codec import decode_all, encode_all
+from tests.support.keepers.told import check_told_levels
 
 RUN = "job"
 
@@ -48,9 +49,12 @@ class Job:
         self.verifying: set[str] = set()
         """The keepers that still verify what is on their disks. The others confirm their orders at once."""
         self._ids = count(1)
+        self._commits: dict[SessionId, Attempt] = {}
 
     def step(self, event: Event) -> Effects:
         effects = Effects()
+        if isinstance(event, CommitLocal):
+            self._commits[event.session] = event.checkpoint.attempt
         self.core.step(event, Instant(self.now, 1e9 + self.now), effects)
         batch = encode_all(effects.records)
         for prefix in batch.cleared:
@@ -59,6 +63,7 @@ class Job:
             self.rows.pop(key, None)
             if value is not None:
                 self.rows[key] = value
+        check_told_levels(self.rows, effects.deliveries, self._commits)
         for delivery in effects.deliveries:
             for session in delivery.audience:
                 self.sent.setdefault(session, []).append(delivery.message)

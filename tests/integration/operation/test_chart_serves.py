@@ -1,6 +1,5 @@
 """What the chart renders runs: the real ``muster serve``, asked by its probes and by ``helm test``."""
 
-import inspect
 import json
 import os
 import re
@@ -19,7 +18,6 @@ from lab.patience import PATIENCE, until
 from lab.processes import etcd
 from lab.processes.command import Job
 from muster.client.calls import reason_of
-from muster.service.cli.serving.serve import serve
 from muster.v1 import session_pb2, session_pb2_grpc
 from tests.support.deploy.helm import CHART, Helm, Release, values_of
 from tests.support.deploy.kubelet import Container, Files, Node
@@ -28,28 +26,6 @@ HOST = "muster.ml.svc"
 VIEWER, WORKER = "a-token-for-who-looks-on", "a-token-for-those-who-train"
 ETCD_PASSWORD = "of-the-user-muster"
 CREDENTIALS = ("MUSTER_TLS_CERT", "MUSTER_TLS_KEY", "MUSTER_TOKEN_FILE")
-MADE_BY_THE_CHART = {
-    "config",
-    "listen",
-    "http",
-    "state",
-    "tls_cert",
-    "tls_key",
-    "tls_client_ca",
-    "advertise",
-    "etcd_ca",
-    "etcd_cert",
-    "etcd_key",
-    "etcd_user",
-    "etcd_password_file",
-    "tokens_file",
-    "insecure",
-    "http_tls",
-    "http_tokens",
-}
-"""Flags that come from values of other names, or are the chart's own business."""
-
-FLAGS = set(inspect.signature(serve).parameters) - {"ctx"}
 
 
 @pytest.fixture(scope="module")
@@ -369,9 +345,3 @@ def test_it_ends_in_time_while_ranks_wait_and_goes_on_with_what_it_had(
         second.started()
         (run,) = json.loads(second.run("get", "runs", "-o", "json").stdout)["runs"]
         assert run["run_id"] == "job1"
-
-
-def test_the_chart_has_a_value_for_every_flag():
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    settings = set(schema["properties"]["settings"]["properties"])
-    assert settings == FLAGS - MADE_BY_THE_CHART

@@ -1,5 +1,6 @@
-"""Values that the chart refuses, and what it says."""
+"""Values that the chart takes and refuses, and what it says."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from muster.service.cli.serving.serve import serve
 from tests.support.deploy.helm import (
     CERTIFICATE,
     CHART,
@@ -23,6 +25,28 @@ from tests.support.deploy.helm import (
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+MADE_BY_THE_CHART = {
+    "config",
+    "listen",
+    "http",
+    "state",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "advertise",
+    "etcd_ca",
+    "etcd_cert",
+    "etcd_key",
+    "etcd_user",
+    "etcd_password_file",
+    "tokens_file",
+    "insecure",
+    "http_tls",
+    "http_tokens",
+}
+"""Flags that come from values of other names, or are the chart's own business."""
+
+FLAGS = set(inspect.signature(serve).parameters) - {"ctx"}
 
 
 def objects_of(schema: Manifest, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Manifest]]:
@@ -44,6 +68,10 @@ def at(path: tuple[Any, ...], value: Any) -> Any:
 
 
 CLOSED = [path for path, schema in objects_of(SCHEMA) if schema.get("additionalProperties") is False]
+
+
+def test_chart_has_a_value_for_every_flag():
+    assert set(SCHEMA["properties"]["settings"]["properties"]) == FLAGS - MADE_BY_THE_CHART
 
 
 def test_every_object_of_the_schema_is_closed_a_map_or_kubernetes_own():

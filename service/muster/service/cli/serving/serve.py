@@ -218,24 +218,26 @@ def serve(
     max_unheard_decisions: Annotated[
         int, typer.Option(min=1, help="Decisions of a group in a row without a release.")
     ] = DEFAULTS.max_unheard_decisions,
-    max_store_keys: Annotated[int, typer.Option(min=1, help="Keys of one run.")] = DEFAULTS.max_store_keys,
+    max_store_keys: Annotated[
+        int, typer.Option(min=1, help="Keys in one run's key-value store.")
+    ] = DEFAULTS.max_store_keys,
     max_store_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes of all keys and values of one run.")
+        int, typer.Option(min=0, help="Bytes of all keys and values in one run's key-value store.")
     ] = DEFAULTS.max_store_bytes,
     max_total_store_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes that the stores of all runs take in memory.")
+        int, typer.Option(min=0, help="Bytes that the key-value stores of all runs take in memory.")
     ] = DEFAULTS.max_total_store_bytes,
     max_store_value_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes of one value.")
+        int, typer.Option(min=0, help="Bytes of one value in a key-value store.")
     ] = DEFAULTS.max_store_value_bytes,
     max_store_key_bytes: Annotated[
-        int, typer.Option(min=1, help="Bytes of one key.")
+        int, typer.Option(min=1, help="Bytes of one key in a key-value store.")
     ] = DEFAULTS.max_store_key_bytes,
     max_store_clients: Annotated[
-        int, typer.Option(min=1, help="Clients of one run whose last change is remembered.")
+        int, typer.Option(min=1, help="Clients of one run's key-value store whose last change is remembered.")
     ] = DEFAULTS.max_store_clients,
     max_store_waits: Annotated[
-        int, typer.Option(min=1, help="Calls that wait for keys of one run.")
+        int, typer.Option(min=1, help="Calls that wait for keys in one run's key-value store.")
     ] = DEFAULTS.max_store_waits,
     tls_cert: Annotated[
         Path | None,

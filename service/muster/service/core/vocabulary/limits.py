@@ -11,11 +11,15 @@ SMALL_GATHER_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one coordinator. Beyond a bound it answers RESOURCE_EXHAUSTED with the field's name."""
+    """The bounds of one coordinator.
+
+    Beyond a bound, it answers RESOURCE_EXHAUSTED with the field's name, unless the field says otherwise.
+    """
 
     max_runs: int = 1_000
     max_groups_per_run: int = 256
     max_world_size: int = 65_536
+    """Ranks of one world. Beyond it: INVALID_ARGUMENT."""
     max_sessions: int = 20_000
     """Open streams: of processes, of relays and of nodes."""
     max_relayed_processes: int = 131_072
@@ -23,22 +27,26 @@ class Limits:
     max_processes_per_rank: int = 64
     """Living processes of one rank, each of which may own the rank in other groups."""
     max_name_bytes: int = 256
-    """Length of a run id, prefix, host or incarnation, in UTF-8."""
+    """Length of a run id, prefix, host or incarnation, in UTF-8. Beyond it: INVALID_ARGUMENT."""
     max_reason_bytes: int = 16_384
-    """Length of a reason, in UTF-8. A longer reason of a vote or an abort is cut, others are refused."""
+    """Length of a reason, in UTF-8. A longer reason of a vote or an abort is cut, others are refused with
+    INVALID_ARGUMENT."""
     max_payload_bytes: int = 1_048_576
     """One rank's payload."""
     max_gather_bytes: int = 4_194_304
-    """All payloads of one barrier; each waiting rank is sent all of them."""
+    """All payloads of one barrier, sent to each waiting rank. Beyond it, the barrier is ABORTED."""
     max_total_gather_bytes: int = 134_217_728
-    """The payloads of all runs in memory: of open barriers, and of kept decisions."""
+    """The payloads of all runs in memory: of open barriers, and of kept decisions. Beyond it, the barrier is
+    ABORTED."""
     max_timeout_seconds: float = 30 * 86_400.0
+    """Longest timeout that a caller may give. Beyond it: INVALID_ARGUMENT."""
     max_unheard_decisions: int = 1_000
     """Decisions in a row without a release, which some rank may still have to hear."""
     max_kept_missing: int = 1_000_000
-    """Missing ranks in all kept decisions of one group. A large group keeps fewer decisions."""
+    """Missing ranks in all kept decisions of one group. A large group keeps fewer decisions; nothing is
+    refused."""
     decision_history: int = 64
-    """Decisions of a group that are kept for people after every rank has heard them."""
+    """Decisions of a group that people see after every rank has heard them. Older ones are dropped."""
     max_store_keys: int = 262_144
     """Keys in the store of one run."""
     max_store_bytes: int = 67_108_864
@@ -57,8 +65,8 @@ class Limits:
     def total_gather_bytes(self, own: int) -> int:
         """Return ``max_total_gather_bytes`` for a barrier with ``own`` bytes of payloads.
 
-        The last eighth is for small ones, so that a run that uses up the rest spoils no barrier of the others
-        that gathers a few numbers.
+        The last eighth is for small ones, so small barriers of other runs still succeed when one run has used
+        the rest.
         """
         reserved = 0 if own <= SMALL_GATHER_BYTES else self.max_total_gather_bytes // 8
         return self.max_total_gather_bytes - reserved

@@ -23,6 +23,7 @@ PATTERNS = {
     ),
     "whom or whoever": re.compile(r"\b(?:whom|whoever)\b", re.IGNORECASE),
     "anew": re.compile(r"\banew\b", re.IGNORECASE),
+    "mend": re.compile(r"\bmend(?:s|ed|ing)?\b", re.IGNORECASE),
     "is none": re.compile(r"\b(?:is|are) none\b", re.IGNORECASE),
     "the sentence begins with Of": re.compile(r"^Of\b"),
 }
@@ -53,6 +54,12 @@ def sentences_of_docstrings(source: str) -> Iterator[str]:
                 yield from _sentences_of_docstring(inspect.cleandoc(text))
 
 
+def sentences_of_messages(source: str) -> Iterator[str]:
+    """Yield each sentence of a module's strings. A value in an f-string is one word."""
+    for text in _texts(ast.parse(source)):
+        yield from filter(None, END.split(text))
+
+
 def flagged(found: Iterator[str]) -> list[str]:
     """Return the sentences that have a flaw, each with what is wrong."""
     reasons = ((sentence, ", ".join(_flaws(sentence))) for sentence in found)
@@ -65,6 +72,22 @@ def flagged_in(path: Path) -> list[str]:
         return [one for module in sorted(path.rglob("*.py")) for one in flagged_in(module)]
     text = path.read_text()
     return flagged(sentences_of_docstrings(text) if path.suffix == ".py" else sentences(text))
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """Yield the strings below a node, without docstrings."""
+    match node:
+        case ast.Expr(value=ast.Constant()):
+            return
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.JoinedStr():
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "CODE" for part in node.values
+            )
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _texts(child)
 
 
 def _sentences_of_docstring(text: str) -> Iterator[str]:

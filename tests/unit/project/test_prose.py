@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dev.prose import flagged, flagged_in, sentences, sentences_of_docstrings
+from dev.prose import flagged, flagged_in, sentences, sentences_of_docstrings, sentences_of_messages
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("docs", "docs/decisions", "docs/integrations")
@@ -29,8 +29,13 @@ TEXTS = [
     *("service", "relay", "client", "checkpoint", "worker_sdk", "watcher", "keeper", "proto/muster"),
     *("tests", "lab", "benchmarks", "dev", "examples", "deploy"),
 ]
+MESSAGES = [
+    *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("*/muster/**/refusals.py"))),
+    f"{SERVICE}/core/vocabulary/report.py",
+]
+"""Modules whose strings people read."""
 SUFFIXES = {".py", ".proto", ".tpl", ".yaml", ".txt", ".md", ".sh", ".html", ".js"}
-OLD_WORDS = re.compile(r"\b(?:whom|whoever|anew)\b", re.IGNORECASE)
+OLD_WORDS = re.compile(r"\b(?:whom|whoever|anew|mend(?:s|ed|ing)?)\b", re.IGNORECASE)
 ABOUT_WORDS = {ROOT / "dev/prose.py", Path(__file__).resolve()}
 CLAUSES = re.compile(r"_(?:who|whom|whose|whoever|anew)(?:_|$)|^test_what_")
 CODE = [name for name in CODE if name.endswith(".py") or (ROOT / name).is_dir()]
@@ -39,6 +44,12 @@ CODE = [name for name in CODE if name.endswith(".py") or (ROOT / name).is_dir()]
 @pytest.mark.parametrize("name", [*PAGES, *CODE])
 def test_page_or_folder_has_no_flagged_sentence(name: str):
     found = flagged_in(ROOT / name)
+    assert not found, "Rewrite these:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_have_no_flagged_sentence(name: str):
+    found = flagged(sentences_of_messages((ROOT / name).read_text()))
     assert not found, "Rewrite these:\n" + "\n".join(found)
 
 
@@ -89,6 +100,18 @@ class A:
         return "whoever"
 '''
     assert len(flagged(sentences_of_docstrings(source))) == 5
+
+
+def test_strings_of_modules_are_checked_and_their_docstrings_are_not():
+    source = '''
+"""Whoever reads this."""
+
+def message(name: str) -> str:
+    """Whoever it is."""
+    return say(f"{name} is here. Whoever " f"{name} is waits.", "Mend it.")
+'''
+    found = flagged(sentences_of_messages(source))
+    assert [one.partition("  (")[0] for one in found] == ["Whoever CODE is waits.", "Mend it."]
 
 
 def test_no_text_has_an_old_word():

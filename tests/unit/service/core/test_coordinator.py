@@ -187,7 +187,7 @@ def test_arrival_for_a_rank_of_another_session_is_refused(world):
 
 def test_arrival_ahead_of_the_sequence_is_refused_with_a_next_step(world):
     event = Arrive(world.clients[1].session, CKPT, 1, TIMEOUT, (Arrival(1),))
-    refused = assert_refused(world, event, Reason.SEQUENCE_AHEAD, "#1", "#0", "start the run as a new")
+    refused = assert_refused(world, event, Reason.SEQUENCE_AHEAD, "#1", "#0", "Start the run as a new")
     assert refused.refusal.metadata == {"next_sequence": "0"}
     assert (refused.prefix, refused.sequence, refused.final) == (CKPT, 1, False)
 

@@ -1,4 +1,4 @@
-"""What goes wrong with etcd is told apart: what may pass, and what a person must mend."""
+"""What goes wrong with etcd is told apart: what may pass, and what a person must fix."""
 
 import grpc
 import pytest

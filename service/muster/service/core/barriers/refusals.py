@@ -14,7 +14,7 @@ def not_a_participant(prefix: str, process: Process | str, rank: int, shape: Sha
     return Refusal(
         Reason.NOT_A_PARTICIPANT,
         f'{process} cannot join group "{prefix}": {describe_shape(shape)} does not '
-        f"include rank {rank}. Mend the rank, the world size or the participants.",
+        f"include rank {rank}. Fix the rank, the world size or the participants.",
     )
 
 
@@ -87,7 +87,7 @@ def sequence_ahead(prefix: str, process: Process | str, sequence: int, upcoming:
         f'{process} arrived at #{sequence} of group "{prefix}", whose next barrier is '
         f"#{upcoming}. Either the process did not take its sequence from the coordinator, or the run "
         "was forgotten, or the coordinator lost its state (memory: storage does not survive a "
-        "restart): start the run as a new generation.",
+        "restart). Start the run as a new generation.",
         next_sequence=upcoming,
     )
 

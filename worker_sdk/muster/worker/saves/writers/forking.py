@@ -1,7 +1,7 @@
 """Forks the child that writes, and sees that it lives.
 
 A child is born with the locks that other threads held at the fork, and nobody to give them back. Python
-itself takes such a lock before any code of ours runs (python/cpython#112275; mended in 3.12, and late in
+itself takes such a lock before any code of ours runs (python/cpython#112275; fixed in 3.12, and late in
 3.11): a thread of torch's that lets go of a tensor at that instant is enough. Such a child never shows that
 it lives. It is killed, and another one is forked while the training thread still waits, so that it sees the
 same.

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from muster.keeper.coordinator import CoordinatorLink, KeeperAddress
+from muster.keeper.coordinator_stream import CoordinatorLink, KeeperAddress
 from muster.keeper.file_store import FileStore
 from muster.keeper.folder import FolderInUseError, KeeperFolder
 from muster.keeper.keeper import Keeper

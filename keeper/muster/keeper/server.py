@@ -16,7 +16,7 @@ from aiohttp import web
 
 from muster.checkpoint.committed import SaveAttempt
 from muster.checkpoint.local_folder import attempt_name, find_attempt
-from muster.keeper.coordinator import CoordinatorLink
+from muster.keeper.coordinator_stream import CoordinatorLink
 from muster.keeper.fetching import DamagedSourcesError, NoSourceError
 from muster.keeper.keeper import Keeper
 from muster.keeper.transport import AbsentError, Transport, TransportError, read_all

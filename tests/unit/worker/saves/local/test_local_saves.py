@@ -14,7 +14,7 @@ from muster.checkpoint.directory import CheckpointDirectory
 from muster.checkpoint.manifest import ManifestReference
 from muster.worker.errors import AsyncSaveError, BarrierAbortedError, MusterError
 from muster.worker.saves import Checkpointer, CorruptCheckpointError
-from muster.worker.saves.local import coordinator, keeper_client, recovery
+from muster.worker.saves.local import keeper_client, local_calls, recovery
 from muster.worker.saves.local.level import Level
 from muster.worker.saves.local_barrier import LocalBarrier
 from muster.worker.saves.storage.folder_storage import FolderStorage
@@ -261,7 +261,7 @@ def test_keeper_that_ended_is_found_again(job: LocalJob):
 
 
 def test_coordinator_that_is_away_is_asked_again(job: LocalJob, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(coordinator, "PAUSE", 0.01)
+    monkeypatch.setattr(local_calls, "PAUSE", 0.01)
     job.begin()
     job.service.fails = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED]
     job.save(1)

@@ -17,10 +17,10 @@ from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
 from muster.worker.saves.agreement import Agreement, Load
 from muster.worker.saves.loading import AgreedLoad
-from muster.worker.saves.local.coordinator import LocalCheckpointCalls
 from muster.worker.saves.local.folder import LocalFolder
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.kept_source import KeptSource
+from muster.worker.saves.local.local_calls import LocalCheckpointCalls
 from muster.worker.saves.local.recovery import Next, Recovery
 from muster.worker.saves.local.settling import settle
 from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage

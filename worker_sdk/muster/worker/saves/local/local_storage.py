@@ -13,10 +13,10 @@ from muster.checkpoint.directory import sync, sync_file, write_synced
 from muster.checkpoint.local_folder import NOTES
 from muster.checkpoint.manifest import MANIFEST, Manifest
 from muster.v1 import local_pb2 as pb
-from muster.worker.saves.local.coordinator import LocalCheckpointCalls
 from muster.worker.saves.local.folder import LocalFolder
 from muster.worker.saves.local.keeper_client import KeeperClient
 from muster.worker.saves.local.level import Level
+from muster.worker.saves.local.local_calls import LocalCheckpointCalls
 from muster.worker.saves.local.room import check_room
 from muster.worker.saves.storage.folder_storage import StepWriter
 from muster.worker.saves.storage.rank_write import METADATA, RankWrite, written_note

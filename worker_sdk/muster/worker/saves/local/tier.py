@@ -11,12 +11,12 @@ from muster.checkpoint.committed import SaveAttempt
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError, OutcomeUnknownError, error_for
 from muster.worker.saves.loading import AgreedLoad
-from muster.worker.saves.local.coordinator import LocalCheckpointCalls
 from muster.worker.saves.local.folder import LocalFolder
 from muster.worker.saves.local.keeper_client import KeeperClient, is_answered
 from muster.worker.saves.local.keeper_process import KeeperProcess, keeper_command
 from muster.worker.saves.local.keeper_watch import KeeperWatch
 from muster.worker.saves.local.level import Level
+from muster.worker.saves.local.local_calls import LocalCheckpointCalls
 from muster.worker.saves.local.local_load import LocalLoad
 from muster.worker.saves.local.local_storage import LocalStorage, Terms
 from muster.worker.saves.local.storage_options import keeper_environment

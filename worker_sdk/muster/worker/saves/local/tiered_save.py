@@ -20,7 +20,7 @@ from muster.checkpoint.source import FolderSource
 from muster.checkpoint.verification import verify
 from muster.worker.errors import MusterError
 from muster.worker.saves.failure import failure_text
-from muster.worker.saves.local.coordinator import LocalCheckpointCalls
+from muster.worker.saves.local.local_calls import LocalCheckpointCalls
 from muster.worker.saves.local.local_storage import COMMIT_PART, PendingLocal, Terms, described
 from muster.worker.saves.local.room import lacks_room, shortage
 from muster.worker.saves.local.settling import settle

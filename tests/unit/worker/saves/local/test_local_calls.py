@@ -8,9 +8,9 @@ import pytest
 from lab.patience import PATIENCE
 from muster.v1 import local_pb2 as pb
 from muster.worker.errors import ConnectError, RefusedError
-from muster.worker.saves.local import coordinator
-from muster.worker.saves.local.coordinator import LocalCheckpointCalls
+from muster.worker.saves.local import local_calls
 from muster.worker.saves.local.level import Level
+from muster.worker.saves.local.local_calls import LocalCheckpointCalls
 from tests.support.grpc_server import serving
 from tests.support.saves.fake_keepers import Cluster, FakeLocalCheckpoints, served
 
@@ -22,7 +22,7 @@ def service() -> FakeLocalCheckpoints:
 
 @pytest.fixture
 def calls(service: FakeLocalCheckpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCheckpointCalls]:
-    monkeypatch.setattr(coordinator, "PAUSE", 0.01)
+    monkeypatch.setattr(local_calls, "PAUSE", 0.01)
     with served(service) as endpoint:
         yield LocalCheckpointCalls(endpoint, "job")
 

@@ -15,7 +15,7 @@ from muster.checkpoint.committed import Committed, committed_from, seal, unseal
 from muster.checkpoint.damage import CorruptCheckpointError, Damage, DamageError
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.decision import Decision
-from muster.worker.saves.agreement import Agreement, Load
+from muster.worker.saves.load_agreement import Agreement, Load
 from muster.worker.saves.storage.checkpoint_storage import CheckpointStorage
 from muster.worker.saves.storage.reading import Opened, open_checkpoint
 

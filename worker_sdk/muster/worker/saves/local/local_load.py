@@ -15,7 +15,7 @@ from muster.checkpoint.manifest import ManifestReference
 from muster.v1 import local_pb2 as pb
 from muster.worker.barriers import GrpcBarrier
 from muster.worker.errors import MusterError
-from muster.worker.saves.agreement import Agreement, Load
+from muster.worker.saves.load_agreement import Agreement, Load
 from muster.worker.saves.loading import AgreedLoad
 from muster.worker.saves.local.folder import LocalFolder
 from muster.worker.saves.local.keeper_client import KeeperClient

@@ -62,7 +62,7 @@ def test_groups_are_bounded():
         assert zero.join("second") == 0
 
 
-def test_limits_not_luck_too_many_living_processes_for_one_rank():
+def test_living_processes_of_one_rank_are_bounded():
     with a_barrier_that_goes_on(max_processes_per_rank=2) as world:
         world.start(0)
         refused = world.refused(a_hello(world))
@@ -71,7 +71,7 @@ def test_limits_not_luck_too_many_living_processes_for_one_rank():
         world.clients[0].reconnect()
 
 
-def test_limits_not_luck_the_dead_make_room_for_the_restarted():
+def test_dead_process_makes_room_for_a_restarted_one():
     world = World(2, limits=Limits(max_processes_per_rank=2))
     for _ in range(10):
         world.start(0).die()
@@ -101,7 +101,7 @@ def test_refused_payload_opens_no_barrier_and_sets_no_deadline():
         assert world.coordinator.next_deadline() is None
 
 
-def test_limits_not_luck_all_payloads_together_too_large():
+def test_payloads_of_one_barrier_are_bounded():
     world = World(3, limits=Limits(max_gather_bytes=25))
     zero, one, two = world.ranks()
     zero.arrive(payload=b"x" * 10)
@@ -363,7 +363,7 @@ def test_session_that_replaces_its_own_needs_no_more_room():
         ("arrivals", lambda session: Arrive(session, CKPT, 0, TIMEOUT, (Arrival(0),) * 2)),
     ],
 )
-def test_limits_not_luck_a_message_names_no_more_ranks_than_can_be(field, event):
+def test_message_names_no_more_ranks_than_a_world_may_have(field, event):
     with a_barrier_that_goes_on() as world:
         refused = world.refused(event(world.clients[0].session)).refusal
         assert refused.reason is Reason.INVALID_ARGUMENT

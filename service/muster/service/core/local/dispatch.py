@@ -34,7 +34,7 @@ class Dispatch:
         """Whether the orders of a keeper may have changed since they were sent."""
         return bool(self._marked)
 
-    def mark(self, keeper_id: str) -> None:
+    def mark_dirty(self, keeper_id: str) -> None:
         """The orders of a keeper may have changed."""
         if (keeper := self._keepers.find(keeper_id)) is not None:
             self._marked[keeper_id] = keeper

@@ -151,7 +151,8 @@ class LocalTier:
     def report(self, event: ReportKeeper, keeper: Keeper, now: Instant, effects: Effects) -> None:
         """Take in what has changed on a keeper."""
         keeper.confirmed = event.confirmed
-        keeper.disk = event.disk or keeper.disk
+        if event.disk is not None:
+            keeper.disk = event.disk
         keeper.transfers = event.transfers or keeper.transfers
         changed = {**keeper.holdings, **{one.attempt: one for one in event.holdings}}
         self._set_holdings(keeper, changed, effects)
@@ -200,7 +201,7 @@ class LocalTier:
         if persisting is not None:
             for rank in ranks:
                 for holder in persisting.holders[rank] if rank < len(persisting.holders) else ():
-                    self._dispatch.mark(holder)
+                    self._dispatch.mark_dirty(holder)
 
     def _tell_peers(self, keeper: Keeper, effects: Effects) -> None:
         """Tell the keepers of each other: all of them once each rank has one, or the one that has come."""
@@ -238,7 +239,7 @@ class LocalTier:
                 self._mark_persisting(more)
             self._raise_level(copies, now_has, effects)
         for concerned in (keeper.info.id, *self.keepers.placement.get(keeper.info.id, ())):
-            self._dispatch.mark(concerned)
+            self._dispatch.mark_dirty(concerned)
         self._dispatch.mark_starving(gained)
 
     # ------------------------------------------------------------------ checkpoints
@@ -469,5 +470,5 @@ class LocalTier:
             self._persisting = attempt
             self._dispatch.mark_all()
         if persisting is not None and persisting.is_all_persisted:
-            self._dispatch.mark(committer(persisting))
+            self._dispatch.mark_dirty(committer(persisting))
         self._dispatch.send(self._copies, self._resumed, self.newest, persisting, effects)

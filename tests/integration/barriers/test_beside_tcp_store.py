@@ -220,13 +220,13 @@ def test_the_missing_are_told_to_rank_0_alone_in_theirs_and_to_all_in_ours(
     assert muster_reports(coordinator, 4, [0, 1, 2]) == {rank: [3] for rank in (0, 1, 2)}
 
 
-def test_theirs_names_16_at_most_and_ours_all(coordinator: Coordinator):
+def test_tcp_store_names_at_most_16_missing_ranks_and_muster_all(coordinator: Coordinator):
     named = torch_reports(41, [0])[0].partition("missing_ranks=[")[2].partition("]")[0]
     assert len(named.split(", ")) == 16
     assert muster_reports(coordinator, 41, [0]) == {0: list(range(1, 41))}
 
 
-def test_theirs_cannot_say_that_rank_0_is_missing_and_ours_can(coordinator: Coordinator):
+def test_tcp_store_cannot_name_rank_0_and_muster_can(coordinator: Coordinator):
     said = torch_reports(3, [1, 2])
     assert all("missing_ranks" not in text for text in said.values())
     assert muster_reports(coordinator, 3, [1, 2]) == {1: [0], 2: [0]}

@@ -132,7 +132,7 @@ def test_wait_ends_when_the_save_is_withdrawn(runs: Runs):
     assert (result.exit_code, "withdrawn" in result.stderr) == (Exit.CLOSED, True)
 
 
-def test_it_withdraws(runs: Runs):
+def test_cancel_withdraws_the_request(runs: Runs):
     result = invoke("save", "job1", "--cancel", "-o", "json", f"--endpoint={runs.endpoint}")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["state"] == "SAVE_STATE_WITHDRAWN"

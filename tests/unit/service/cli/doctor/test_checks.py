@@ -283,7 +283,7 @@ def test_nodes_of_a_watcher_are_shown():
     assert token(caller, "").message == '"w" has the role watcher for the runs * on the nodes node-1, spot-*'
 
 
-def test_one_that_refuses_us_says_why():
+def test_coordinator_that_refuses_the_command_says_why():
     refused = CallError("the token is not known. Ask for another.", Exit.FAILED)
     (check,) = answers(Answering(refused), "")
     assert (check.name, check.result, check.exit) == ("authorisation", Result.FAILED, Exit.FAILED)
@@ -291,13 +291,13 @@ def test_one_that_refuses_us_says_why():
 
 
 @pytest.mark.parametrize("code", [Exit.UNREACHABLE, Exit.TIMED_OUT])
-def test_one_that_does_not_answer_is_unreachable(code: Exit):
+def test_coordinator_that_does_not_answer_is_unreachable(code: Exit):
     (check,) = answers(Answering(CallError("it did not answer\n  next: wait longer", code)), "")
     assert (check.name, check.exit) == ("answer", Exit.UNREACHABLE)
     assert (check.message, check.next) == ("it did not answer", "wait longer")
 
 
-def test_one_that_is_too_old_to_be_asked_is_a_warning():
+def test_coordinator_too_old_to_be_asked_is_a_warning():
     old = CallError("UNIMPLEMENTED", Exit.FAILED, grpc.StatusCode.UNIMPLEMENTED)
     (check,) = answers(Answering(old), "")
     assert (check.name, check.result) == ("version", Result.WARNING)

@@ -20,7 +20,7 @@ def status(**more: object) -> pb.StatusResponse:
     return response
 
 
-def test_one_that_is_well():
+def test_healthy_member_is_ok_with_its_version_and_space():
     check = member("etcd-0:2379", status(), 0.004)
     assert check.result is Result.OK
     assert check.message == ("etcd-0:2379 is etcd 3.5.9, leads, uses 3.0 MiB of 2,048.0 MiB, answers in 4 ms")
@@ -36,7 +36,9 @@ def test_one_that_is_well():
         ({}, 0.3, Result.WARNING, "look at its disk"),
     ],
 )
-def test_one_that_is_not(more: dict[str, object], took: float, result: Result, step: str):
+def test_unhealthy_member_names_the_next_step(
+    more: dict[str, object], took: float, result: Result, step: str
+):
     check = member("etcd-0:2379", status(**more), took)
     assert check.result is result
     assert step in check.next

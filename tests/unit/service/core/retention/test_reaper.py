@@ -177,7 +177,7 @@ def test_forget_is_durable_before_it_is_delivered(crash: Crash):
     assert (RUN in world.coordinator.runs) == (crash is Crash.BEFORE_PERSIST)
 
 
-def test_it_may_go_and_come_in_one_batch():
+def test_run_may_be_forgotten_and_begin_again_in_one_batch():
     world = World(1)
     old = world.start(0)
     old.join()

@@ -19,7 +19,7 @@ def until(
 
     Args:
         happened: says whether it has.
-        otherwise: what the failed test says, or what makes those words then.
+        otherwise: the failure message, or a function that returns it.
         patience: seconds.
     """
     deadline = time.monotonic() + patience

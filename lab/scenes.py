@@ -146,9 +146,16 @@ class Job:
         pace: float = 0.0,
         report: Callable[[int], WriteReport | None] = lambda _: None,
     ) -> None:
-        """All who are there arrive, but for some; ``failure`` is one rank's vote, at the end.
+        """Let all present ranks arrive, except ``without``.
 
-        Each tells of its part of a save what ``report`` says of its rank.
+        Args:
+            prefix: the group.
+            sequence: of the barrier.
+            without: the ranks that do not arrive.
+            failure: a rank and its failure vote, which comes last.
+            timeout: seconds of the barrier.
+            pace: seconds between the arrivals of two streams.
+            report: returns what a rank reports of its write.
         """
         left_out = {*without, failure[0] if failure else -1}
         for first, session in list(self.streams.items()):
@@ -164,7 +171,7 @@ class Job:
             self.scene.do(Arrive(session, prefix, sequence, timeout, (arrival,)))
 
     def step(self, number: int, *, behind: dict[int, int]) -> None:
-        """All who are there tell their training step; ``behind``: that of those who stand elsewhere."""
+        """Let all present ranks report their training step; ``behind``: the steps of those that differ."""
         for first, session in self.streams.items():
             ranks = range(first, first + self.per_stream)
             self.scene.do(Stepped(session, tuple((rank, behind.get(rank, number)) for rank in ranks)))

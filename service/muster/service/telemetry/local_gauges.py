@@ -103,7 +103,10 @@ def _add_checkpoints(
 
 
 def _waiting(copies: list[Copies]) -> Iterator[Copies]:
-    """Yield the checkpoints that wait for a level, without those of which a newer one has that level."""
+    """Yield the checkpoints that wait for a level.
+
+    Skip a checkpoint if a newer one already has the level.
+    """
     replicated = persisted = False
     for one in reversed(copies):
         replicated |= one.level >= Level.REPLICATED

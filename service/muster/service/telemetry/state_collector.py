@@ -80,7 +80,7 @@ class StateCollector(Collector):
             "closed": GaugeMetricFamily("muster_run_closed", "1 if the run is closed.", labels=["run"]),
             "step": GaugeMetricFamily(
                 "muster_run_step",
-                "The training step of the run's first rank, of those that tell theirs.",
+                "Highest training step reported by any rank.",
                 labels=["run"],
             ),
             "spread": GaugeMetricFamily(
@@ -142,7 +142,7 @@ class StateCollector(Collector):
             **local_families(),
             "waiting": GaugeMetricFamily(
                 "muster_rendezvous_waiting_nodes",
-                "Nodes without a round: those that come together, and those that wait to be let in.",
+                "Nodes without a round: nodes that are forming a round, and nodes that wait to be let in.",
                 labels=["run"],
             ),
         }

@@ -249,7 +249,7 @@ def _saves(theirs: Callable[..., T]) -> Callable[..., T]:
     def save(saver: Any, *arguments: object, **options: object) -> T:  # noqa: ANN401
         try:
             return theirs(saver, *arguments, **options)
-        except Exception as error:  # Who is interrupted leaves, and that is heard of.
+        except Exception as error:  # An interrupted rank leaves; the coordinator reports it to the others.
             checkpointer = getattr(saver, "_checkpointer", saver)
             sync_fn = getattr(getattr(checkpointer, "_async_manager", None), "_sync_fn", None)
             if isinstance(sync_fn, _SyncFn):

@@ -1,4 +1,4 @@
-"""Asynchronous saves: written aside, and finalized by every rank or by none."""
+"""Asynchronous saves: written in the background, and finalized by every rank or by none."""
 
 from muster.checkpoint.committed import Committed, UncommittedError
 from muster.checkpoint.damage import CorruptCheckpointError

@@ -1,4 +1,4 @@
-"""Checkpoints of a distributed state, written aside and committed by every rank or by none.
+"""Checkpoints of a distributed state, written in the background and committed by every rank or by none.
 
 Planning, serialisation and resharding are torch's (``torch.distributed.checkpoint``). The ranks plan together
 when there is something else to save; each one's part is written in its child; when all have written, rank 0

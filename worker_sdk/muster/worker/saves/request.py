@@ -12,7 +12,7 @@ PREFIX = "save"
 
 
 class AsyncRequest(NamedTuple):
-    """A function to run aside, and what to do when it has succeeded on every rank.
+    """A function to run in the background, and what to do when it has succeeded on every rank.
 
     Args:
         async_fn: what writes; None writes nothing.

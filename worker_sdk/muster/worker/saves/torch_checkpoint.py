@@ -65,7 +65,9 @@ class TorchAsyncCheckpoint:
             file.discard()
 
     def async_save(self, state_dict: Any, *args: Any, **kwargs: Any) -> int:  # noqa: ANN401
-        """``torch.save``, aside. The training thread waits for the copy to the host and the fork only.
+        """Call ``torch.save`` in the background.
+
+        The training thread waits only for the copy to the host and the fork.
 
         Args:
             state_dict: what is saved: its state at this moment.

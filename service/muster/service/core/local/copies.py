@@ -87,7 +87,7 @@ class Copies:
         return tuple(dict.fromkeys((first, last)))
 
     def only_copies(self) -> set[str]:
-        """Return the keepers of which each alone has a part."""
+        """Return keepers that hold the only copy of some part."""
         return {holder for holders in self.holders if len(holders) == 1 for holder in holders}
 
     def counts(self, holding: Holding | None) -> frozenset[int]:

@@ -380,7 +380,7 @@ class LocalTier:
         copies = self.copies
         is_verified = self._dispatch.is_all_verified
         waits_until = pending.waits_until(is_verified=is_verified)
-        # Compared with the sum that the timer gets: else rounding may wake it for ever a moment too early.
+        # Use the timer's own sum: a rounding difference would re-arm it endlessly.
         may_wait = now.monotonic < waits_until
         choice = choose(copies, may_wait=may_wait, without_local=pending.without_local)
         if choice is None:

@@ -1,12 +1,12 @@
-"""When the ranks plan a save together: only if what one of them has to save is not what it had before.
+"""The ranks plan a save together only if the plan of one of them has changed since the last save.
 
-At each save every rank says at a barrier whether it has the same to save as before. One that has begins to
-write at once, and a thread says so. One that has not waits until all have said theirs, leaves its plan in the
-save's folder, and waits for rank 0's word that everyone's share is there, too. No collective is held. The
-coordinator names a rank that is lost or does not come. Ranks with an unchanged plan do not wait for it.
+At each save, every rank votes at a barrier whether its plan is unchanged. A rank with an unchanged plan
+starts writing immediately. A rank with a changed plan waits for all votes, stores its plan in the save's
+folder, and waits for rank 0. No collective is held. The coordinator names a rank that is lost or does not
+come. Ranks with an unchanged plan do not wait for it.
 
-Nothing is left in the folder before all have begun the save: until then rank 0 may be sweeping it, as one of
-another life.
+No rank stores anything in the folder before all have begun the save: until then rank 0 may be sweeping it, as
+a folder of another life.
 """
 
 import logging
@@ -112,7 +112,7 @@ class PlanNegotiation:
         return share
 
     def metadata(self) -> Metadata:
-        """On rank 0, when all have written: of what they have.
+        """Return the metadata of the whole save (rank 0 only, after all ranks wrote).
 
         Raises:
             MusterError: as :meth:`share`.
@@ -138,12 +138,12 @@ class PlanNegotiation:
         self._news.put(None)
 
     def fail(self, error: BaseException) -> None:
-        """They have not. One waiting call raises this."""
+        """Fail the negotiation; one waiting call raises ``error``."""
         self.over = True
         self._news.put(error)
 
     def doubt(self, error: BaseException) -> None:
-        """Whether they have is not known yet. One waiting call raises this."""
+        """Note that the outcome is not known yet; one waiting call raises ``error``."""
         self._news.put(error)
 
 

@@ -1,4 +1,4 @@
-"""The saves of one process, in order: scheduled, written aside, decided by all ranks, finalized."""
+"""The saves of one process: scheduled in order, written in the background, decided by all, finalized."""
 
 import logging
 import os
@@ -66,7 +66,7 @@ class _Ticket:
 
 
 class AsyncCallsQueue:
-    """Saves aside, and finalizes a save only when every rank has written.
+    """Saves in the background, and finalizes a save only when every rank has written.
 
     When a rank's write has ended, well or not, the rank says so at the save's barrier; the decision comes
     back by push and is kept in this process. All ranks must schedule the same saves in the same order.

@@ -77,7 +77,7 @@ class AsyncCaller(Protocol):
     """Starts writes."""
 
     def start(self, request: AsyncRequest, wait_for_copies: Callable[[], None] | None = None) -> Write:
-        """Bring the tensors to the host, and start to write aside.
+        """Bring the tensors to the host, and start to write in the background.
 
         Args:
             request: what to write.

@@ -56,7 +56,7 @@ test: venv tools ## Everything that CI runs.
 	$(MAKE) --no-print-directory unit
 
 # The loop while one works.
-quick: venv frameworks ## Format, lint, types and the unit tests, in a minute and a quarter.
+quick: venv frameworks ## Format, lint, types and the unit tests, in under three minutes.
 	$(MAKE) --no-print-directory -O -j 2 types lint
 	$(BIN)/pytest -q -n 3 --dist worksteal tests/unit
 

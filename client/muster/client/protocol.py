@@ -31,5 +31,7 @@ MAX_HOLDINGS = 64
 """Checkpoints in one report of a keeper. The coordinator refuses a report of more."""
 MAX_TRANSFERS = 64
 """Other keepers in one report, from which a keeper has fetched lately. The coordinator refuses more."""
+MAX_COPIES = 16
+"""Further nodes that keep a copy of each part of a local checkpoint. The coordinator refuses more."""
 MAX_TOKEN = 7_000
 """Characters of a token: with more, gRPC would refuse the call for the size of its headers."""

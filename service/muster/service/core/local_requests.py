@@ -1,6 +1,6 @@
 """Checks the requests of keepers and ranks about local checkpoints, and hands them to the run's tier."""
 
-from muster.client.protocol import MAX_HOLDINGS, MAX_STEP, MAX_TRANSFERS
+from muster.client.protocol import MAX_COPIES, MAX_HOLDINGS, MAX_STEP, MAX_TRANSFERS
 from muster.service.core.checks import Checks, invalid
 from muster.service.core.local import refusals
 from muster.service.core.local.keepers import Keeper
@@ -30,8 +30,6 @@ from muster.service.core.vocabulary.refusal import Refusal
 
 MAX_SECONDS = 1e9
 """Longest transfer."""
-MAX_REPLICAS = 16
-"""Largest number of copies of a part."""
 MAX_URL_BYTES = 1_024
 """Length of a keeper's URL, or of a place in shared storage, in UTF-8."""
 DIGEST_BYTES = 16
@@ -240,8 +238,8 @@ def _check_transfers(transfers: tuple[Transfer, ...]) -> None:
 
 
 def _check_replicas(replicas: int) -> None:
-    if not 0 <= replicas <= MAX_REPLICAS:
-        raise invalid("replicas", replicas, f"it must be from 0 to {MAX_REPLICAS}")
+    if not 0 <= replicas <= MAX_COPIES:
+        raise invalid("replicas", replicas, f"it must be from 0 to {MAX_COPIES}")
 
 
 def _check_text(field: str, value: str, most: int, *, empty: bool = False) -> None:

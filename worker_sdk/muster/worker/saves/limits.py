@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+from muster.client.protocol import MAX_COPIES
+
 
 def check_timeout(timeout: float) -> None:
     """Refuse a timeout that is not usable.
@@ -33,3 +35,5 @@ def check_local(local: str | Path | None, replicas: int, persist_every: int) -> 
             raise ValueError(f"{name} = {value}: it must be at least {least}.")
         if local is None and value != default:
             raise ValueError(f"{name} = {value} is of local saves. Give local=…, or leave it out.")
+    if replicas > MAX_COPIES:
+        raise ValueError(f"replicas = {replicas}: it must be at most {MAX_COPIES}.")

@@ -328,6 +328,7 @@ def test_shared_storage_that_cannot_be_looked_at_is_not_taken_for_empty(
         ({"replicas": 2}, "replicas = 2 is of local saves"),
         ({"persist_every": 2}, "persist_every = 2 is of local saves"),
         ({"local": "here", "replicas": -1}, "replicas = -1: it must be at least 0"),
+        ({"local": "here", "replicas": 17}, "replicas = 17: it must be at most 16"),
         ({"local": "here", "persist_every": 0}, "persist_every = 0: it must be at least 1"),
         ({"local": "here", "storage_options": {"profile": "a"}}, "is a folder"),
     ],

@@ -373,7 +373,7 @@ The relay handed on {one["arrivals_per_message"]:.1f} arrivals in a message; the
 
 {table(HEADER, _rows(results["growth"]))}
 Before, a third of an arrival's time at 16,384 ranks was CPython's collector of cycles, which scanned all
-arrivals of the open barrier in each collection (`GARBAGE_THRESHOLD`). What bounds 65,536 ranks was not
+arrivals of the open barrier in each collection (`GARBAGE_THRESHOLD`). The cost of 65,536 ranks was not
 profiled; the processes that play them share the two cores.
 """
 

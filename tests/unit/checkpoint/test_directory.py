@@ -92,7 +92,9 @@ def test_a_marker_that_is_a_folder_is_none(folder: CheckpointDirectory):
     assert folder.latest() is None
 
 
-def test_leftovers_are_swept_and_others_files_are_not(folder: CheckpointDirectory):
+def test_leftovers_are_swept_and_others_files_are_not(
+    folder: CheckpointDirectory, caplog: pytest.LogCaptureFixture
+):
     commit(folder, 1)
     left = [folder.unfinished(step, save) for step, save in ((2, SaveAttempt(3, 1)), (2, SaveAttempt(2, 9)))]
     left += [folder.folder / ".step-0000000007.torn-name", folder.folder / ".removed-step-0000000000"]
@@ -104,7 +106,10 @@ def test_leftovers_are_swept_and_others_files_are_not(folder: CheckpointDirector
     folder.sweep(None, SaveAttempt(3, 1))
     assert not any(path.exists() for path in left)
     assert all((path / "file").exists() for path in (*begun, others))
+    assert caplog.messages == []
     folder.sweep(None)
+    why = "was not committed: its save was interrupted. It is removed"
+    assert sorted(caplog.messages) == sorted(f"{path} {why}" for path in begun)
     assert sorted(path.name for path in folder.folder.iterdir()) == [".git", "step-0000000001"]
 
 

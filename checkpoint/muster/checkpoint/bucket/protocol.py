@@ -391,12 +391,10 @@ class CheckpointBucket:
         judged = judged_attempts(names)
         self._known = {attempt: verdict for attempt, verdict in self._known.items() if attempt in judged}
         for attempt in sorted(begun - judged):
-            if self._is_over(attempt, decided):
-                if decided is None:
-                    logger.warning(
-                        "%s was not committed: its save was interrupted. It is removed", self.path(attempt)
-                    )
-                self._abandon(attempt)
+            if self._is_over(attempt, decided) and self._abandon(attempt) and decided is None:
+                logger.warning(
+                    "%s was not committed: its save was interrupted. It is removed", self.path(attempt)
+                )
         self._read_unknown(judged - self._known.keys(), begun)
         if keep_last is not None:
             self._retain(keep_last, used, excluded)
@@ -442,10 +440,12 @@ class CheckpointBucket:
             except UncommittedError as error:
                 logger.warning("%s is left as it is: %s", self.path(attempt), error)
 
-    def _abandon(self, attempt: Attempt) -> None:
-        """Abandon and clear an attempt, unless it is committed."""
+    def _abandon(self, attempt: Attempt) -> bool:
+        """Abandon and clear an attempt, unless it is committed. Return whether it was abandoned."""
         if self._objects.create(attempt.verdict, ABANDONED) or self._found(attempt) == ABANDONED:
             self._clear(attempt)
+            return True
+        return False
 
     def _retire(self, attempt: Attempt) -> None:
         """Remove a checkpoint. Its verdict goes first, so that nobody loads half of it."""

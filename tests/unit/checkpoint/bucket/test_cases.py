@@ -153,11 +153,12 @@ def test_abandoned_attempt_is_neither_committed_nor_read(objects: FsspecObjects,
 
 
 def test_commit_of_a_swept_attempt_reports_the_missing_files(
-    objects: FsspecObjects, bucket: CheckpointBucket
+    objects: FsspecObjects, bucket: CheckpointBucket, caplog: pytest.LogCaptureFixture
 ):
     attempt = written(objects, bucket, 1)
     CheckpointBucket(objects, objects.url, "job").sweep(None)
     assert objects.names() == set()
+    assert f"{bucket.path(attempt)} was not committed: its save was interrupted" in caplog.text
     with pytest.raises(UncommittedError, match="1 are not there as they were written, such as data"):
         bucket.commit(attempt, Committed(1, 1, "job", "save", 1, ""), {"data": 1})
     assert objects.names() == set()

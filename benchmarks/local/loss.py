@@ -123,7 +123,7 @@ def newest_parts(disk: Path) -> list[Path]:
     return sorted(max(attempts, key=lambda one: one.stat().st_mtime).glob("*.distcp")) if attempts else []
 
 
-def recover(kind: str, size: int) -> Recovery:
+def recover(kind: str, size: int, preload: bool) -> Recovery:
     """Let a job lose a node once."""
     slow_bucket.reset()
     with ExitStack() as stack:
@@ -138,7 +138,7 @@ def recover(kind: str, size: int) -> Recovery:
             return [str(RANK), str(folder), kind, str(size // WORLD_SIZE), str(disk)]
 
         backend = "c10d" if kind == "c10d" else "muster"
-        nodes = stack.enter_context(Nodes(folder, backend, endpoint, NODES, PER_NODE, program))
+        nodes = stack.enter_context(Nodes(folder, backend, endpoint, NODES, PER_NODE, program, preload))
         nodes.start()
         time.sleep(1.0)  # Its store, if there is one, is on the first node.
         for _ in range(NODES - 1):
@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="of all parts together")
     kinds = ["local", "shared", "c10d"]
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
+    parser.add_argument("--preload", action="store_true", help="start Muster's ranks by muster-python")
     arguments = parser.parse_args()
     print(describe_machine(Path(tempfile.gettempdir())))
     print(
@@ -192,7 +193,10 @@ def main() -> None:
     )
     print("|-|-|-|-|-|-|-|-|-|-|")
     for kind in arguments.kinds:
-        found = [recover(kind, arguments.mib << 20) for _ in range(arguments.repeats)]
+        found = [
+            recover(kind, arguments.mib << 20, arguments.preload and kind != "c10d")
+            for _ in range(arguments.repeats)
+        ]
         steps = [one.lost_steps for one in found if one.lost_steps is not None]
         cells = [
             shown([one.detected for one in found]),

@@ -38,6 +38,8 @@ class Nodes:
     """Ranks of a node."""
     program: Callable[[Path], list[str]]
     """Returns what an agent runs, given its disk."""
+    preload: bool = False
+    """Whether the ranks start with what they import imported already: ``PYTHON_EXEC=muster-python``."""
     patience: float = 300.0
     """Seconds until the job counts as hung."""
     agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)
@@ -65,6 +67,8 @@ class Nodes:
             *self.program(self.disk(number)),
         ]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MUSTER_NODE_NAME": f"node-{number}"}
+        if self.preload:
+            environment["PYTHON_EXEC"] = str(Path(sys.executable).with_name("muster-python"))
         with (self.folder / f"agent-{number}.log").open("wb") as log:
             agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         self.agents.append(agent)

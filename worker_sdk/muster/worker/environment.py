@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_RUN_ID = "default"
 KEEPER = "MUSTER_KEEPER"
 OWN_KEEPER, NODE_KEEPER = "own", "node"
+LAUNCHER = "muster-python"
+"""What ``PYTHON_EXEC`` names for preloaded workers."""
+PRELOAD = "MUSTER_PRELOAD"
+DEFAULT_PRELOAD = ("torch", "torch.distributed.checkpoint", "muster.worker.barriers", "muster.worker.saves")
 DEFAULT_STOPPED_EXIT_CODE = 75
 """``EX_TEMPFAIL`` of sysexits.h: the caller may try again. torchrun ends with 0, 1 or 2. A shell ends with
 126 or more if it could not run a program, or if a signal ended it. So 75 can be told from the others."""
@@ -139,6 +143,30 @@ def stopped_exit_code(environ: Mapping[str, str] = os.environ) -> int:
             f"MUSTER_STOPPED_EXIT_CODE={value}: an exit code is at most 255. Set 75, or 0 for torchrun's own."
         )
     return code
+
+
+def preloaded_modules(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return what the agent's fork server imports for the workers: ``MUSTER_PRELOAD``, else torch and Muster.
+
+    Returns:
+        Names of modules; none, unless ``PYTHON_EXEC`` says that torchrun starts workers by ``muster-python``.
+
+    Raises:
+        EnvironmentValueError: it has something that is not the name of a module.
+    """
+    if os.path.basename(environ.get("PYTHON_EXEC", "")) != LAUNCHER:  # noqa: PTH119
+        return ()
+    value = environ.get(PRELOAD)
+    if not value:
+        return DEFAULT_PRELOAD
+    names = tuple(part.strip() for part in value.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise EnvironmentValueError(
+                f"{PRELOAD} = {value:.200}: {name!r} is not the name of a module. Write names with commas "
+                f"between, such as {','.join(DEFAULT_PRELOAD[:2])},transformers."
+            )
+    return names
 
 
 def shutdown_timeout(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -8,12 +8,11 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -39,15 +38,15 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from muster.client.addresses import is_socket
 from muster.worker import environment
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.exit_barrier import ARRIVED, ExitBarrier
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
+from muster.worker.node.options import node_config, switch, whole
 from muster.worker.node.relay import NodeRelay, start
+from muster.worker.preload import server_process
 from muster.worker.store import CoordinatorStore
 
 Traceback: TypeAlias = TracebackType | None
@@ -56,7 +55,6 @@ Hook: TypeAlias = Callable[[type[BaseException], BaseException, Traceback], obje
 logger = logging.getLogger(__name__)
 
 BACKEND = "muster"
-DEFAULT_PORT = 7550
 RELAY = True
 """Whether workers use a relay by default; docs/benchmarks/relay.md says why."""
 CHECK_INTERVAL = timedelta(seconds=1)
@@ -104,6 +102,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         relay: whether the node uses a relay beside the agent.
         stopped_exit_code: the exit code of this agent if the run was stopped or the node evicted; 0: that of
             torch.
+        preloaded_modules: what a fork server for the workers imports; none: there is no fork server.
     """
 
     def __init__(
@@ -112,9 +111,12 @@ class MusterRendezvousHandler(RendezvousHandler):
         close_timeout: float,
         relay: bool = False,
         stopped_exit_code: int = DEFAULT_STOPPED_EXIT_CODE,
+        preloaded_modules: Sequence[str] = (),
     ) -> None:
         self.stopped_exit_code = stopped_exit_code
         self._close_timeout = close_timeout
+        # First, so that it imports while the agent waits for its round.
+        self._fork_server = server_process.start(preloaded_modules)
         self._relay = start(config.endpoint) if relay else None
         if self._relay is not None:
             config = replace(config, endpoint=self._relay.endpoint)
@@ -337,6 +339,8 @@ class MusterRendezvousHandler(RendezvousHandler):
             self._store.close()
             if self._relay is not None:
                 self._relay.stop()
+            if self._fork_server is not None:
+                self._fork_server.stop()
         if not self._resumed_elsewhere:
             _handlers.discard(self)
             return closed
@@ -428,69 +432,15 @@ def create_handler(params: RendezvousParameters) -> MusterRendezvousHandler:
             says whether a node's workers share one stream by a relay (true), or connect directly (false).
 
     Raises:
-        ValueError: an option, MUSTER_STOPPED_EXIT_CODE or the node's name is not usable; the message names
-            it.
+        ValueError: an option, MUSTER_STOPPED_EXIT_CODE, MUSTER_PRELOAD or the node's name is not usable; the
+            message names it.
     """
-    interval = _whole(params, "keep_alive_interval", 5)
-    attempts = _whole(params, "keep_alive_max_attempt", 3)
-    if not params.run_id:
-        raise ValueError("--rdzv-id is empty: the run needs a name, the same on every node.")
-    config = NodeConfig(
-        endpoint=_endpoint(params.endpoint),
-        run_id=environment.text("--rdzv-id", params.run_id),
-        address=params.local_addr or socket.getfqdn(),
-        min_nodes=params.min_nodes,
-        max_nodes=params.max_nodes,
-        join_timeout=_whole(params, "join_timeout", 600),
-        last_call_timeout=_whole(params, "last_call_timeout", 30),
-        keep_alive_timeout=interval * attempts,
-        connect_timeout=_whole(params, "read_timeout", 60),
-        call_timeout=_whole(params, "heartbeat_timeout", 5),
-        name=environment.node_name(),
-    )
     handler = MusterRendezvousHandler(
-        config,
-        _whole(params, "close_timeout", 30),
-        relay=_switch(params, "relay", RELAY),
+        node_config(params),
+        whole(params, "close_timeout", 30),
+        relay=switch(params, "relay", RELAY),
         stopped_exit_code=environment.stopped_exit_code(),
+        preloaded_modules=environment.preloaded_modules(),
     )
     _install_hook()
     return handler
-
-
-def _endpoint(given: str) -> str:
-    if not given:
-        return environment.endpoint(None)
-    addresses = []
-    for part in given.split(","):
-        if not part.strip():
-            raise ValueError(f'--rdzv-endpoint="{given}": there is nothing between two of its commas.')
-        addresses.append(_address(part))
-    return environment.endpoint(",".join(addresses))
-
-
-def _address(given: str) -> str:
-    if is_socket(given.strip()):
-        return given
-    host, port = parse_rendezvous_endpoint(given, DEFAULT_PORT)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _whole(params: RendezvousParameters, key: str, default: int) -> int:
-    value = params.get(key, default)
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = 0
-    if number < 1:
-        raise ValueError(
-            f"--rdzv-conf {key}={value}: it must be a whole number above 0, such as {key}={default}."
-        )
-    return number
-
-
-def _switch(params: RendezvousParameters, key: str, default: bool) -> bool:
-    value = str(params.get(key, default)).lower()
-    if value not in ("true", "false", "1", "0"):
-        raise ValueError(f"--rdzv-conf {key}={value}: it must be true or false, such as {key}=false.")
-    return value in ("true", "1")

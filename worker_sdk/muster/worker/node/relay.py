@@ -3,22 +3,20 @@
 import logging
 import os
 import shutil
-import tempfile
 import weakref
 from pathlib import Path
 
-from muster.client.addresses import MAX_PATH_BYTES, SOCKET
+from muster.client.addresses import SOCKET
 from muster.relay.listen_address import ListenError, parse_listen_address
 from muster.relay.server import RelayConfig
 from muster.relay.thread import RelayThread
 from muster.worker.transport.fork_guard import GrpcUsage
+from muster.worker.transport.socket_folder import make_socket_folder
 from muster.worker.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 NAME = "relay.sock"
-SHORT = Path("/tmp")
-"""The folder's parent if the usual one has too long a path for a socket."""
 
 
 class NodeRelay:
@@ -36,7 +34,7 @@ class NodeRelay:
         self._usage = GrpcUsage("a relay")
         self._folder: Path | None = None
         try:
-            self._folder = _folder()
+            self._folder = make_socket_folder(NAME)
             # A process may end without stop(), as torchrun does after a signal.
             weakref.finalize(self, _remove, self._folder, os.getpid())
             config = RelayConfig(
@@ -86,11 +84,3 @@ def _remove(folder: Path, owner: int) -> None:
     """Remove the socket's folder, unless this is a forked child."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="muster-"))
-    if len(os.fsencode(folder / NAME)) > MAX_PATH_BYTES:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="muster-", dir=SHORT))
-    return folder

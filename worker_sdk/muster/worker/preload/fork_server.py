@@ -1,0 +1,222 @@
+"""The process that imports modules once, and forks a worker for each launcher that asks.
+
+It has one thread. It ends when the agent has ended, and with it all workers that it has forked.
+"""
+
+import argparse
+import gc
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.worker.preload import program
+from muster.worker.preload.imports import PreloadError, preload
+from muster.worker.preload.messages import (
+    MAX_BYTES,
+    Command,
+    Ended,
+    Interpreter,
+    Refused,
+    Reply,
+    Started,
+    StartRequest,
+    encode_reply,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    pid: int
+    handle: int
+    """Readable when it has ended."""
+    connection: socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What a forked worker has to do."""
+
+    command: Command
+    request: StartRequest
+    files: list[int]
+    connection: socket.socket
+
+    def run(self) -> None:
+        os.setsid()  # torchrun's workers lead a session, too.
+        try:
+            # By the worker itself: as long as the launcher has not heard of it, it does not run.
+            self.connection.send(encode_reply(Started(os.getpid())))
+        except OSError:
+            os._exit(0)  # The launcher has gone, or has become the worker.
+        self.connection.close()
+        program.become(self.request.interpreter.environment, self.files)
+        program.run(self.command)
+
+
+class ForkServer:
+    """Forks workers.
+
+    Args:
+        listener: launchers connect to it.
+        agent: a handle of the agent's process, readable when it has ended.
+        interpreter: what workers inherit.
+    """
+
+    def __init__(self, listener: socket.socket, agent: int, interpreter: Interpreter) -> None:
+        self._listener = listener
+        self._agent: int | None = agent
+        self._interpreter = interpreter
+        self._connections: set[socket.socket] = set()
+        self._workers: dict[int, _Worker] = {}
+        """By handle."""
+        self._selector = selectors.PollSelector()  # It has no file that forks would share.
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(agent, selectors.EVENT_READ)
+
+    def serve(self) -> _Launch | None:
+        """Serve until the agent and all workers have ended.
+
+        Returns:
+            In a forked worker, what to do. In the server itself None, at its end.
+        """
+        while self._agent is not None or self._workers:
+            for key, _ in self._selector.select():
+                launch = self._handle(key.fileobj)
+                if launch is not None:
+                    return launch
+        return None
+
+    def _handle(self, ready: object) -> _Launch | None:
+        match ready:
+            case int() if ready == self._agent:
+                self._drop_agent(ready)
+            case int() if ready in self._workers:
+                self._reap(self._workers[ready])
+            case socket.socket() if ready is self._listener:
+                connection, _ = self._listener.accept()
+                self._connections.add(connection)
+                self._selector.register(connection, selectors.EVENT_READ)
+            case socket.socket() if ready in self._connections:
+                return self._read(ready)
+        return None
+
+    def _drop_agent(self, handle: int) -> None:
+        """Take no more launchers: they become their workers themselves."""
+        self._selector.unregister(handle)
+        self._selector.unregister(self._listener)
+        os.close(handle)
+        self._listener.close()
+        self._agent = None
+
+    def _read(self, connection: socket.socket) -> _Launch | None:
+        try:
+            message, files, _, _ = socket.recv_fds(connection, MAX_BYTES, program.STANDARD_FILES)
+        except OSError:
+            message, files = b"", []
+        if message:
+            return self._start(connection, StartRequest.decode(message), files)
+        for worker in self._workers.values():
+            if worker.connection is connection:  # SIGKILL has ended the launcher.
+                _kill(worker)
+        self._drop(connection)
+        return None
+
+    def _start(self, connection: socket.socket, request: StartRequest, files: list[int]) -> _Launch | None:
+        """Fork the worker of a launcher, or refuse to."""
+        command = Command.parse(request.command)
+        if command is None:
+            reply = Refused(f"Python's arguments are {' '.join(request.command)}")
+        elif not command.is_module and not Path(command.target).is_file():
+            reply = Refused(f"{command.target} is not a file")
+        elif difference := self._interpreter.difference(request.interpreter):
+            reply = Refused(difference)
+        else:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                reply = Refused(f"it cannot be forked: {error}")
+            else:
+                if pid == 0:
+                    self._leave(connection)
+                    return _Launch(command, request, files, connection)
+                self._watch(_Worker(pid, os.pidfd_open(pid), connection))
+                _close_files(files)
+                return None
+        _send(connection, reply)
+        _close_files(files)
+        self._drop(connection)
+        return None
+
+    def _watch(self, worker: _Worker) -> None:
+        self._workers[worker.handle] = worker
+        self._selector.register(worker.handle, selectors.EVENT_READ)
+
+    def _reap(self, worker: _Worker) -> None:
+        _, status = os.waitpid(worker.pid, 0)
+        del self._workers[worker.handle]
+        self._selector.unregister(worker.handle)
+        os.close(worker.handle)
+        if worker.connection in self._connections:
+            _send(worker.connection, Ended(status))
+            self._drop(worker.connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._connections.discard(connection)
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _leave(self, connection: socket.socket) -> None:
+        """Close in a forked worker what belongs to the server and to other workers."""
+        self._listener.close()
+        for handle in [*self._workers, *([] if self._agent is None else [self._agent])]:
+            os.close(handle)
+        for other in self._connections - {connection}:
+            other.close()
+
+
+def _kill(worker: _Worker) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+
+
+def _send(connection: socket.socket, reply: Reply) -> None:
+    with suppress(OSError):  # The launcher has gone.
+        connection.send(encode_reply(reply))
+
+
+def _close_files(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def main() -> None:
+    """Import, serve until the end, and in each forked worker run its program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listener", type=int, required=True, help="the number of the listening socket")
+    parser.add_argument("--agent", type=int, required=True, help="the agent's process id")
+    parser.add_argument("--modules", required=True, help="what is imported, with commas between")
+    options = parser.parse_args()
+    listener = socket.socket(fileno=options.listener)
+    folder = Path(listener.getsockname()).parent
+    launch = None
+    try:
+        agent = os.pidfd_open(options.agent)
+        interpreter = Interpreter.current()
+        preload(options.modules.split(","))
+        # Collections leave the pages of frozen objects alone, so that workers share them.
+        gc.collect()
+        gc.freeze()
+        launch = ForkServer(listener, agent, interpreter).serve()
+    except (PreloadError, OSError) as error:
+        print(f"muster-python: workers start without preloaded modules: {error}.", file=sys.stderr)
+    finally:
+        if launch is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if launch is not None:
+        launch.run()

@@ -1,0 +1,112 @@
+"""Runs a program in this process as Python would have if it had been started with it."""
+
+import builtins
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TextIO
+
+from muster.worker.preload.messages import Command
+
+STANDARD_FILES = 3
+"""Standard input, output and error have the numbers from 0 up."""
+
+
+def become(environment: Mapping[str, str], files: Sequence[int]) -> None:
+    """Take over what a worker has of its own.
+
+    Args:
+        environment: all variables.
+        files: its standard input, output and error, which are closed under their present numbers.
+    """
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for file in files:
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    _open_streams()
+    _seed()
+
+
+def _seed() -> None:
+    """Give the global random generators a seed of their own. Python's module ``random`` does so by itself."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
+
+
+def _open_streams() -> None:
+    """Replace the streams: Python's remember of their files whether they are a terminal, or can be sought.
+
+    As with Python's option ``-u``, output is not buffered.
+    """
+    sys.stdin = _stream(0, "r", sys.stdin)
+    sys.stdout = _stream(1, "w", sys.stdout)
+    sys.stderr = _stream(2, "w", sys.stderr)
+
+
+def _stream(number: int, mode: str, previous: TextIO) -> io.TextIOWrapper:
+    binary = open(number, f"{mode}b", buffering=-1 if mode == "r" else 0, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(
+        binary,
+        encoding=previous.encoding,
+        errors=previous.errors,
+        newline="\n" if mode == "w" else None,
+        line_buffering=binary.isatty(),
+        write_through=mode == "w",
+    )
+
+
+def run(command: Command) -> None:
+    """Run a script or a module as ``__main__``.
+
+    Raises:
+        SystemExit: the program asks for it, or has failed; its traceback has been printed then.
+    """
+    sys.orig_argv = [sys.executable, "-u", *(["-m"] if command.is_module else []), command.target]
+    sys.orig_argv.extend(command.arguments)
+    sys.argv = [command.target, *command.arguments]
+    try:
+        if command.is_module:
+            _prepend_path(str(Path.cwd()))
+            runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+        else:
+            _prepend_path(os.path.dirname(os.path.realpath(command.target)))  # noqa: PTH120
+            _run_script(command.target)
+    except Exception as error:
+        sys.excepthook(type(error), error, _of_program(error.__traceback__))
+        sys.exit(1)
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this module."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _prepend_path(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _run_script(path: str) -> None:
+    path = os.path.abspath(path)  # noqa: PTH100  # Links stay as they are, as with Python.
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    main = ModuleType("__main__")
+    vars(main).update(
+        __file__=path,
+        __cached__=None,
+        __builtins__=builtins,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = main
+    exec(code, vars(main))

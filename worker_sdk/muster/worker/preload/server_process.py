@@ -1,0 +1,74 @@
+"""Starts the fork server of a node, for torchrun's agent."""
+
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from muster.worker.preload.messages import SOCKET
+from muster.worker.transport.socket_folder import make_socket_folder
+
+logger = logging.getLogger(__name__)
+
+NAME = "preload.sock"
+PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from muster.worker.preload.fork_server import main; main()"
+)
+"""Without the current folder on the path, where a script does not look for modules either."""
+
+
+class ForkServerProcess:
+    """The fork server of this agent. It ends with the agent, at the latest.
+
+    Args:
+        modules: what it imports.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._folder = make_socket_folder(NAME)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(self._folder / NAME))
+                listener.listen(socket.SOMAXCONN)
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-u", "-c", PROGRAM, "--listener", str(listener.fileno())),
+                        *("--agent", str(os.getpid()), "--modules", ",".join(modules)),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        os.environ[SOCKET] = str(self._folder / NAME)
+
+    def stop(self) -> None:
+        """End it. Its launchers kill the workers that are left."""
+        os.environ.pop(SOCKET, None)
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def start(modules: Sequence[str]) -> ForkServerProcess | None:
+    """Start a fork server. If it fails, log a warning and return None: workers import modules themselves.
+
+    Args:
+        modules: what it imports; none: there is to be no fork server.
+    """
+    if not modules:
+        return None
+    try:
+        return ForkServerProcess(modules)
+    except OSError as error:
+        logger.warning("workers start without preloaded modules: there is no fork server: %s", error)
+        return None

@@ -15,6 +15,7 @@ COPY service service
 COPY relay relay
 COPY watcher watcher
 COPY keeper keeper
+COPY preload preload
 COPY client client
 COPY checkpoint checkpoint
 COPY worker_sdk worker_sdk

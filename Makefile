@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 DOCS := .venv-docs/bin
-SOURCES := service relay watcher keeper client checkpoint worker_sdk tests lab examples benchmarks dev
+SOURCES := service relay watcher keeper preload client checkpoint worker_sdk tests lab examples benchmarks dev
 
 # Where it is set, each of the many processes of the tests compiles its modules anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/architecture.md").read_text()
-SOURCES = ("service", "relay", "watcher", "keeper", "client", "checkpoint", "worker_sdk")
+SOURCES = ("service", "relay", "watcher", "keeper", "preload", "client", "checkpoint", "worker_sdk")
 FILES = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
 
 

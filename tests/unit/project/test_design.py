@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/design.md"
-SOURCES = ("service", "relay", "watcher", "keeper", "client", "checkpoint", "worker_sdk")
+SOURCES = ("service", "relay", "watcher", "keeper", "preload", "client", "checkpoint", "worker_sdk")
 FOLDERS = (*SOURCES, "tests", "examples", "benchmarks", "dev", "docs", "proto/muster", "deploy")
 SUFFIXES = {".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 SCENARIOS = "tests/unit/service/core/scenarios/"

@@ -22,6 +22,7 @@ SOURCES = {
     "muster/relay": "relay",
     "muster/watcher": "watcher",
     "muster/keeper": "keeper",
+    "muster/preload": "preload",
     "muster/client": "client",
     "muster/serving": "client",
     "muster/checkpoint": "checkpoint",

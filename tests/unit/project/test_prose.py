@@ -21,12 +21,13 @@ WORKER = "worker_sdk/muster/worker"
 CODE = [
     *(f"{SERVICE}/{path.name}" for path in sorted((ROOT / SERVICE).iterdir())),
     *(f"{WORKER}/{path.name}" for path in sorted((ROOT / WORKER).iterdir())),
-    *("checkpoint", "client", "relay", "watcher", "keeper"),
+    *("checkpoint", "client", "relay", "watcher", "keeper", "preload"),
     *("benchmarks", "dev", "examples", "lab"),
     *("tests/contract", "tests/integration", "tests/support", "tests/unit"),
 ]
 TEXTS = [
-    *("service", "relay", "client", "checkpoint", "worker_sdk", "watcher", "keeper", "proto/muster"),
+    *("service", "relay", "client", "checkpoint", "worker_sdk", "watcher", "keeper", "preload"),
+    "proto/muster",
     *("tests", "lab", "benchmarks", "dev", "examples", "deploy"),
 ]
 MESSAGES = [

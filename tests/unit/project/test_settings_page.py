@@ -7,7 +7,7 @@ from dev.docs.settings import COMMANDS, PAGE, filled, options, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 VARIABLE = re.compile(r"\bMUSTER_[A-Z0-9]+(?:_[A-Z0-9]+)*\b(?!_)")
-SOURCES = ("service", "relay", "watcher", "keeper", "client", "checkpoint", "worker_sdk", "deploy")
+SOURCES = ("service", "relay", "watcher", "keeper", "preload", "client", "checkpoint", "worker_sdk", "deploy")
 OF_OPTIONS = {name for one in COMMANDS for option in options(one) for name in variables(one, option)}
 
 

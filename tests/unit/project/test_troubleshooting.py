@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
-SOURCES = ("service", "relay", "watcher", "keeper", "client", "checkpoint", "worker_sdk")
+SOURCES = ("service", "relay", "watcher", "keeper", "preload", "client", "checkpoint", "worker_sdk")
 SYMPTOMS = re.findall(r"(?ms)^### (.+?)\n\n(.+?)(?=\n\n)", PAGE)
 QUOTED = re.compile(r"(?s)`([^`]+)`")
 

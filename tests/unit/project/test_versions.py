@@ -33,7 +33,7 @@ def test_installed_package_has_the_current_version():
 
 
 def test_no_module_has_a_version_of_its_own():
-    for folder in ("service", "relay", "watcher", "keeper", "client", "checkpoint", "worker_sdk"):
+    for folder in ("service", "relay", "watcher", "keeper", "preload", "client", "checkpoint", "worker_sdk"):
         for module in (ROOT / folder).rglob("*.py"):
             assert not re.search(r"""(?i)version[_\w]* = ["']\d""", module.read_text()), module
 

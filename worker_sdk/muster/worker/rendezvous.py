@@ -43,10 +43,10 @@ from muster.worker import environment
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.exit_barrier import ARRIVED, ExitBarrier
+from muster.worker.node import fork_server
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.node.options import node_config, switch, whole
 from muster.worker.node.relay import NodeRelay, start
-from muster.worker.preload import server_process
 from muster.worker.store import CoordinatorStore
 
 Traceback: TypeAlias = TracebackType | None
@@ -116,7 +116,7 @@ class MusterRendezvousHandler(RendezvousHandler):
         self.stopped_exit_code = stopped_exit_code
         self._close_timeout = close_timeout
         # First, so that it imports while the agent waits for its round.
-        self._fork_server = server_process.start(preloaded_modules)
+        self._fork_server = fork_server.start(preloaded_modules)
         self._relay = start(config.endpoint) if relay else None
         if self._relay is not None:
             config = replace(config, endpoint=self._relay.endpoint)

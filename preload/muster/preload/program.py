@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TextIO
 
-from muster.worker.preload.messages import Command
+from muster.preload.messages import Command
 
 STANDARD_FILES = 3
 """Standard input, output and error have the numbers from 0 up."""
@@ -47,20 +47,21 @@ def _open_streams() -> None:
 
     As with Python's option ``-u``, output is not buffered.
     """
-    sys.stdin = _stream(0, "r", sys.stdin)
-    sys.stdout = _stream(1, "w", sys.stdout)
-    sys.stderr = _stream(2, "w", sys.stderr)
+    sys.stdin = _stream(0, "<stdin>", sys.stdin)
+    sys.stdout = _stream(1, "<stdout>", sys.stdout)
+    sys.stderr = _stream(2, "<stderr>", sys.stderr)
 
 
-def _stream(number: int, mode: str, previous: TextIO) -> io.TextIOWrapper:
-    binary = open(number, f"{mode}b", buffering=-1 if mode == "r" else 0, closefd=False)  # noqa: SIM115
+def _stream(number: int, name: str, previous: TextIO) -> io.TextIOWrapper:
+    file = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+    file.name = name
     return io.TextIOWrapper(
-        binary,
+        io.BufferedReader(file) if number == 0 else file,
         encoding=previous.encoding,
         errors=previous.errors,
-        newline="\n" if mode == "w" else None,
-        line_buffering=binary.isatty(),
-        write_through=mode == "w",
+        newline=None if number == 0 else "\n",
+        line_buffering=file.isatty(),
+        write_through=number != 0,
     )
 
 
@@ -76,12 +77,14 @@ def run(command: Command) -> None:
     try:
         if command.is_module:
             _prepend_path(str(Path.cwd()))
-            runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+            _replace_main()
+            runpy._run_module_as_main(command.target)  # type: ignore[attr-defined]  # As ``python -m`` does.
         else:
             _prepend_path(os.path.dirname(os.path.realpath(command.target)))  # noqa: PTH120
             _run_script(command.target)
     except Exception as error:
-        sys.excepthook(type(error), error, _of_program(error.__traceback__))
+        trace = _of_program(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
 
 
@@ -101,12 +104,16 @@ def _run_script(path: str) -> None:
     path = os.path.abspath(path)  # noqa: PTH100  # Links stay as they are, as with Python.
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    main = ModuleType("__main__")
-    vars(main).update(
-        __file__=path,
-        __cached__=None,
-        __builtins__=builtins,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
-    )
-    sys.modules["__main__"] = main
+    main = _replace_main()
+    main.__file__ = path
+    vars(main)["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     exec(code, vars(main))
+
+
+def _replace_main() -> ModuleType:
+    """Make a new ``__main__``: that of this process has names of its own."""
+    main = ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main

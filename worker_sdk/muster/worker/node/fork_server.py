@@ -8,15 +8,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from muster.worker.preload.messages import SOCKET
+from muster.preload.messages import SOCKET
 from muster.worker.transport.socket_folder import make_socket_folder
 
 logger = logging.getLogger(__name__)
 
 NAME = "preload.sock"
 PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "from muster.worker.preload.fork_server import main; main()"
+    "import sys; sys.path[:] = filter(None, sys.path); from muster.preload.fork_server import main; main()"
 )
 """Without the current folder on the path, where a script does not look for modules either."""
 
@@ -43,12 +42,16 @@ class ForkServerProcess:
                         *("--agent", str(os.getpid()), "--modules", ",".join(modules)),
                     ],
                     stdin=subprocess.DEVNULL,
+                    # As torchrun gives it to workers. Libraries of C set variables that it does not have.
+                    env=os.environ.copy(),
                     pass_fds=[listener.fileno()],
                     start_new_session=True,
                 )
         except OSError:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
+        self.pid = self._process.pid
+        logger.info("process %d imports %s for this node's workers", self.pid, ", ".join(modules))
         os.environ[SOCKET] = str(self._folder / NAME)
 
     def stop(self) -> None:

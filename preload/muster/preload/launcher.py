@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from muster.worker.preload.messages import (
+from muster.preload.messages import (
     MAX_BYTES,
     SOCKET,
     Ended,
@@ -124,8 +124,8 @@ def _await_end(connection: socket.socket, worker: int) -> int:
         return reply.status
     kill(worker, signal.SIGKILL)
     sys.exit(
-        f"muster-python: the fork server of this node was killed, and nobody would see the end of worker "
-        f"{worker}. So the worker was killed, too. Look into the kernel's log, such as for a lack of memory."
+        f"muster-python: the fork server of this node was killed, so worker {worker} was killed, too: "
+        "its end would not be seen. Look into the kernel's log, such as for a lack of memory."
     )
 
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.worker.preload import program
-from muster.worker.preload.imports import PreloadError, preload
-from muster.worker.preload.messages import (
+from muster.preload import program
+from muster.preload.imports import PreloadError, preload
+from muster.preload.messages import (
     MAX_BYTES,
     Command,
     Ended,
@@ -120,7 +120,13 @@ class ForkServer:
         except OSError:
             message, files = b"", []
         if message:
-            return self._start(connection, StartRequest.decode(message), files)
+            try:
+                request = StartRequest.decode(message)
+            except (ValueError, KeyError, TypeError):  # A launcher of another version.
+                request = None
+            if request is not None and len(files) == program.STANDARD_FILES:
+                return self._start(connection, request, files)
+            _close_files(files)
         for worker in self._workers.values():
             if worker.connection is connection:  # SIGKILL has ended the launcher.
                 _kill(worker)
@@ -132,10 +138,10 @@ class ForkServer:
         command = Command.parse(request.command)
         if command is None:
             reply = Refused(f"Python's arguments are {' '.join(request.command)}")
-        elif not command.is_module and not Path(command.target).is_file():
-            reply = Refused(f"{command.target} is not a file")
         elif difference := self._interpreter.difference(request.interpreter):
             reply = Refused(difference)
+        elif not command.is_module and not Path(command.target).is_file():
+            reply = Refused(f"{command.target} is not a file")
         else:
             try:
                 pid = os.fork()

@@ -1,0 +1,310 @@
+"""A launcher passes signals on to its worker and ends as it does, or becomes the worker itself."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lab.patience import PATIENCE, until
+from muster.preload import launcher
+from muster.preload.messages import SOCKET, Interpreter, Refused, StartRequest
+from tests.integration.preload.launchers import INHERITED, LAUNCHER, Node, node
+
+TELLS = """
+import os, signal, sys, time
+
+def handle(number, frame):
+    print("signal", number)
+    sys.exit(7)
+
+signal.signal(signal.SIGTERM, handle)
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        signal.pause()
+print(os.getpid(), os.getppid(), child, "preloaded" if "colorsys" in sys.modules else "own")
+while True:
+    signal.pause()
+"""
+OWN = "muster-python: this worker starts without preloaded modules: "
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A program that tells of its processes, and waits."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tells.py").write_text(TELLS)
+    return "tells.py"
+
+
+@pytest.fixture
+def here(script: str) -> Iterator[Node]:
+    with node("colorsys") as made:
+        yield made
+
+
+def told(process: "subprocess.Popen[str]") -> list[Any]:
+    """Return the processes of the worker, of its parent and of its child, and where its imports are from."""
+    assert process.stdout is not None
+    *pids, kind = process.stdout.readline().split()
+    return [*map(int, pids), kind]
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process has ended; nobody may have waited for it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os; os._exit(200)", 200),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM),
+    ],
+)
+def test_launcher_ends_as_its_worker(here: Node, tmp_path: Path, text: str, code: int):
+    (tmp_path / "ends.py").write_text(text)
+    assert here.run("-u", "ends.py") == (code, "", "")
+
+
+def test_signal_of_the_agent_reaches_the_worker(here: Node, script: str):
+    with here.start("-u", script) as process:
+        _, parent, child, kind = told(process)
+        assert (parent != process.pid, kind) == (True, "preloaded")
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(PATIENCE) == 7
+        os.kill(child, signal.SIGKILL)
+        assert process.stdout is not None
+        assert process.stdout.read() == f"signal {signal.SIGTERM:d}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
+def test_other_signals_are_passed_on_too(here: Node, script: str, number: signal.Signals):
+    with here.start("-u", script) as process:
+        *_, child, _ = told(process)
+        process.send_signal(number)
+        assert process.wait(PATIENCE) in (-number, 1)  # SIGINT raises KeyboardInterrupt.
+        until(lambda: ended(child))
+
+
+def test_killed_launcher_takes_its_worker_along(here: Node, script: str):
+    with here.start("-u", script) as process:
+        worker, _, child, _ = told(process)
+        process.kill()
+        until(lambda: ended(worker) and ended(child))
+
+
+def test_killed_fork_server_takes_workers_along_and_says_so(here: Node, script: str):
+    with here.start("-u", script) as process:
+        worker, server, child, _ = told(process)
+        os.kill(server, signal.SIGKILL)
+        _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert error.startswith(
+        f"muster-python: the fork server of this node was killed, so worker {worker} was killed"
+    )
+    until(lambda: ended(worker) and ended(child))
+    code, _, error = here.run("-u", "-m", "this")
+    assert (code, error) == (0, f"{OWN}{launcher.NO_SERVER}.\n")
+
+
+def test_signal_before_the_worker_is_passed_on_to_it(script: str, tmp_path: Path):
+    """The fork server still imports."""
+    (tmp_path / "slow.py").write_text("open('gate').read()\n")
+    os.mkfifo("gate")
+    with node("slow", PYTHONPATH=str(tmp_path)) as here, here.start("-u", script) as process:
+        until(lambda: handles(process.pid, signal.SIGTERM))
+        process.send_signal(signal.SIGTERM)
+        Path("gate").write_text("")
+        assert process.wait(PATIENCE) in (7, -signal.SIGTERM)
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_signal_ends_a_launcher_that_no_fork_server_serves(script: str, tmp_path: Path):
+    """The fork server ends amid its imports, after the launcher has got a signal."""
+    (tmp_path / "slow.py").write_text("open('gate').read()\nraise SystemExit\n")
+    os.mkfifo("gate")
+    with node("slow", PYTHONPATH=str(tmp_path)) as here, here.start("-u", script) as process:
+        until(lambda: handles(process.pid, signal.SIGTERM))
+        process.send_signal(signal.SIGTERM)
+        Path("gate").write_text("")
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "reason"),
+    [
+        (("-u", "tells.py"), {"LD_LIBRARY_PATH": "/lib"}, "its environment differs .* in LD_LIBRARY_PATH"),
+        (("-u", "-X", "dev", "tells.py"), {}, "Python's arguments are -u -X dev tells.py"),
+        (("-u", "absent.py"), {}, "absent.py is not a file"),
+    ],
+)
+def test_worker_that_cannot_be_forked_starts_by_itself(
+    here: Node, command: tuple[str, ...], variables: dict[str, str], reason: str
+):
+    with here.start(*command, program=LAUNCHER, folder=None, **variables) as process:
+        if "absent.py" not in command:
+            worker, _, child, kind = told(process)
+            assert (worker, kind) == (process.pid, "own")
+            os.killpg(process.pid, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
+        _, error = process.communicate(timeout=PATIENCE)
+    assert re.fullmatch(f"{OWN}{reason}\\.", error.splitlines()[0])
+
+
+def test_worker_elsewhere_or_on_other_cores_starts_by_itself(here: Node, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "ends.py").write_text("")
+    code, _, error = here.run("-u", "ends.py", folder=tmp_path / "elsewhere")
+    assert (code, error) == (
+        0,
+        f"{OWN}it starts in {tmp_path}/elsewhere, and the fork server in {tmp_path}.\n",
+    )
+    (tmp_path / "ends.py").write_text("")
+    code, _, error = here.run("-c", "0", "muster-python", "-u", "ends.py", program="taskset")
+    assert (code, error) == (0, f"{OWN}it is bound to other processor cores than the fork server.\n")
+
+
+def test_module_that_cannot_be_preloaded_is_told_once(script: str, capfd: pytest.CaptureFixture[str]):
+    with node("no_such") as here, here.start("-u", script) as process:
+        worker, _, child, _ = told(process)
+        assert worker == process.pid
+        os.killpg(process.pid, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        _, error = process.communicate(timeout=PATIENCE)
+    assert error == f"{OWN}{launcher.NO_SERVER}.\n"
+    assert capfd.readouterr().err == (
+        "muster-python: workers start without preloaded modules: no_such cannot be imported: "
+        "ModuleNotFoundError(\"No module named 'no_such'\"). Correct MUSTER_PRELOAD.\n"
+    )
+
+
+def test_worker_without_a_fork_server_is_python(script: str, tmp_path: Path):
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    (tmp_path / "ends.py").write_text("print('done')")
+    done = subprocess.run(
+        ["muster-python", "-u", "ends.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+AGENT = """
+import json, os, signal
+from muster.worker.node.fork_server import ForkServerProcess
+server = ForkServerProcess(["colorsys"])
+print(json.dumps(dict(os.environ)), flush=True)
+signal.pause()
+"""
+
+
+def test_fork_server_of_a_killed_agent_ends_after_its_workers(script: str):
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT], env=environment, stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        here = Node(json.loads(agent.stdout.readline()))
+        path = Path(here.environment[SOCKET])
+        with here.start("-u", script) as process:
+            _, server, child, kind = told(process)
+            assert kind == "preloaded"
+            agent.kill()
+            agent.wait()
+            until(lambda: _refuses(path))
+            assert not ended(server)
+            process.terminate()
+            assert process.wait(PATIENCE) == 7
+            os.kill(child, signal.SIGKILL)
+        until(lambda: ended(server) and not path.parent.exists())
+
+
+def _refuses(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            connection.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def connect(here: Node) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(here.environment[SOCKET])
+    return connection
+
+
+def test_launcher_that_gives_up_has_no_worker(here: Node, tmp_path: Path):
+    """It becomes the worker itself, so another one must not run."""
+    (tmp_path / "runs.py").write_text("open('ran', 'w')")
+    python = Interpreter(
+        sys.executable, str(tmp_path), tuple(sorted(os.sched_getaffinity(0))), here.environment
+    )
+    with connect(here) as connection, Path(os.devnull).open() as null:
+        request = StartRequest(("-u", "runs.py"), python)
+        server = psutil.Process(here.server)
+        server.suspend()
+        until(lambda: server.status() == psutil.STATUS_STOPPED)
+        socket.send_fds(connection, [request.encode()], [null.fileno()] * 3)
+        connection.close()
+        server.resume()
+    (tmp_path / "ends.py").write_text("")
+    assert here.run("-u", "ends.py") == (0, "", "")  # After it, since there is one thread.
+    until(lambda: not server.children())
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "message", [b"{", b"[]", b"{}", json.dumps({"command": 1, "interpreter": {}}).encode()]
+)
+@pytest.mark.parametrize("files", [0, 1, 3])
+def test_hostile_message_ends_no_fork_server(here: Node, tmp_path: Path, message: bytes, files: int):
+    with connect(here) as connection, Path(os.devnull).open() as null:
+        socket.send_fds(connection, [message], [null.fileno()] * files)
+        assert connection.recv(1024) == b""
+    (tmp_path / "ends.py").write_text("")
+    assert here.run("-u", "ends.py") == (0, "", "")
+
+
+def test_launcher_does_not_wait_for_imports_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launcher, "START_TIMEOUT", 0.01)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        reply = launcher._ask(ours, StartRequest(("-u", "train.py"), Interpreter.current()))
+    assert reply == Refused("the fork server was not ready within 0.01 s")
+
+
+def test_request_that_is_too_large_is_not_sent():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        request = StartRequest(("-u", "train.py", "x" * (8 << 20)), Interpreter.current())
+        reply = launcher._ask(ours, request)
+    assert isinstance(reply, Refused)
+    assert reply.reason.startswith("the fork server cannot be asked: [Errno 90]")

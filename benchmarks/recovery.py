@@ -22,6 +22,9 @@ from benchmarks.measuring.nodes import Nodes
 from lab.processes.coordinator import Coordinator, free_port
 
 RANK = Path(__file__).parent / "processes" / "elastic_rank.py"
+PRELOADED = "muster-preloaded"
+"""Muster, with ranks that ``muster-python`` starts."""
+KINDS = ["muster", PRELOADED, "c10d"]
 NODES = 3
 SILENT_TTL = 5.0
 """Seconds: the session TTL for nodes that fall silent."""
@@ -67,10 +70,11 @@ def wall(line: dict[str, str]) -> float:
 
 
 @contextmanager
-def jobs(kind: str, fault: signal.Signals) -> Iterator[tuple[Nodes, Coordinator | None]]:
+def jobs(name: str, fault: signal.Signals) -> Iterator[tuple[Nodes, Coordinator | None]]:
     """Start a job, and what it needs."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kind = "muster" if name == PRELOADED else name
         coordinator, endpoint = None, f"127.0.0.1:{free_port()}"
         if kind == "muster":
             ttl = SILENT_TTL if fault is signal.SIGSTOP else 10.0
@@ -79,7 +83,7 @@ def jobs(kind: str, fault: signal.Signals) -> Iterator[tuple[Nodes, Coordinator 
             endpoint = coordinator.endpoint
         program = [str(RANK), str(folder), kind]
         nodes = stack.enter_context(
-            Nodes(folder, kind, endpoint, NODES, 1, lambda _: program, patience=PATIENCE)
+            Nodes(folder, kind, endpoint, NODES, 1, lambda _: program, name == PRELOADED, PATIENCE)
         )
         yield nodes, coordinator
 
@@ -126,7 +130,7 @@ def main() -> None:
     """Run each case several times, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--kinds", nargs="+", default=["muster", "c10d"], choices=["muster", "c10d"])
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--faults", nargs="+", default=["SIGKILL", "SIGSTOP"], choices=["SIGKILL", "SIGSTOP"])
     arguments = parser.parse_args()
     print(describe_machine(Path(tempfile.gettempdir())))

@@ -2,8 +2,9 @@
 
 Four nodes of two ranks train and save, each rank a part of its own, 1 GiB together, and a spare stands by.
 Then a node is killed with its agent, ranks and keeper, and its disk is wiped. Jobs: Muster with local
-checkpoints, Muster on shared storage, and torchrun's ``c10d`` with ``dcp.async_save`` on the same storage.
-Shared storage passes 100 MB/s for all ranks together, and counts what is read.
+checkpoints, and Muster on shared storage, both also with preloaded workers; and torchrun's ``c10d`` with
+``dcp.async_save`` on the same storage. Shared storage passes 100 MB/s for all ranks together, and counts
+what is read.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from muster.checkpoint.inventory import inventory_of
 RANK = Path(__file__).parent.parent / "processes" / "local_rank.py"
 NODES, PER_NODE = 4, 2
 WORLD_SIZE = NODES * PER_NODE
+PRELOADED = "-preloaded"
+"""The end of a kind whose ranks ``muster-python`` starts."""
 READ_BYTES = 8 << 20
 
 
@@ -123,8 +126,9 @@ def newest_parts(disk: Path) -> list[Path]:
     return sorted(max(attempts, key=lambda one: one.stat().st_mtime).glob("*.distcp")) if attempts else []
 
 
-def recover(kind: str, size: int, preload: bool) -> Recovery:
+def recover(name: str, size: int) -> Recovery:
     """Let a job lose a node once."""
+    kind, preload, _ = name.partition(PRELOADED)
     slow_bucket.reset()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
@@ -138,7 +142,7 @@ def recover(kind: str, size: int, preload: bool) -> Recovery:
             return [str(RANK), str(folder), kind, str(size // WORLD_SIZE), str(disk)]
 
         backend = "c10d" if kind == "c10d" else "muster"
-        nodes = stack.enter_context(Nodes(folder, backend, endpoint, NODES, PER_NODE, program, preload))
+        nodes = stack.enter_context(Nodes(folder, backend, endpoint, NODES, PER_NODE, program, bool(preload)))
         nodes.start()
         time.sleep(1.0)  # Its store, if there is one, is on the first node.
         for _ in range(NODES - 1):
@@ -182,9 +186,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mib", type=int, default=1024, help="of all parts together")
-    kinds = ["local", "shared", "c10d"]
+    kinds = ["local", f"local{PRELOADED}", "shared", f"shared{PRELOADED}", "c10d"]
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
-    parser.add_argument("--preload", action="store_true", help="start Muster's ranks by muster-python")
     arguments = parser.parse_args()
     print(describe_machine(Path(tempfile.gettempdir())))
     print(
@@ -193,10 +196,7 @@ def main() -> None:
     )
     print("|-|-|-|-|-|-|-|-|-|-|")
     for kind in arguments.kinds:
-        found = [
-            recover(kind, arguments.mib << 20, arguments.preload and kind != "c10d")
-            for _ in range(arguments.repeats)
-        ]
+        found = [recover(kind, arguments.mib << 20) for _ in range(arguments.repeats)]
         steps = [one.lost_steps for one in found if one.lost_steps is not None]
         cells = [
             shown([one.detected for one in found]),

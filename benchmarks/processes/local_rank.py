@@ -69,7 +69,7 @@ def main() -> None:
     folder, kind, size, local = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=60))
-    state = {f"part-{dist.get_rank()}": torch.zeros(size // 4), "step": torch.zeros(1)}
+    state = {f"part-{dist.get_rank()}": torch.full((size // 4,), 0.5), "step": torch.zeros(1)}
     place = f"{SCHEME}://{folder}/checkpoints"
     began = time.monotonic()
     if kind == "c10d":

@@ -78,7 +78,7 @@ def main() -> NoReturn:
 
 
 def _launch(path: str, arguments: list[str]) -> str:
-    """Run the worker from the fork server, and exit. Return why there is none."""
+    """Run the worker from the fork server, and exit. Return why it cannot be forked."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
             connection.connect(path)
@@ -98,7 +98,7 @@ def _launch(path: str, arguments: list[str]) -> str:
 
 
 def _ask(connection: socket.socket, request: StartRequest) -> Reply:
-    """Return the first reply. If there is none, there is no worker either."""
+    """Return the first reply. Without a reply, no worker runs."""
     connection.settimeout(START_TIMEOUT)
     try:
         socket.send_fds(connection, [request.encode()], [0, 1, 2])

@@ -69,7 +69,8 @@ def test_agent_that_is_asked_to_end_leaves_no_worker(job: Job):
         agent = job.agent("1")
         workers = job.round(2)
         agent.terminate()
-        until(lambda: not any(psutil.pid_exists(pid) for pid in [*parents(workers), *(w.pid for w in workers)]))
+        left = [*parents(workers), *(worker.pid for worker in workers)]
+        until(lambda: not any(psutil.pid_exists(pid) for pid in left))
 
 
 def test_spare_has_imported_before_its_turn(job: Job):

@@ -48,7 +48,7 @@ def test_variables_of_one_worker_may_differ(name: str):
         ),
     ],
 )
-def test_what_else_differs_is_named(change: dict[str, Any], said: str):
+def test_other_differences_are_named(change: dict[str, Any], said: str):
     found = SERVER.difference(replace(SERVER, **change))
     assert found is not None
     assert found.endswith(said)

@@ -262,3 +262,27 @@ def test_shutdown_timeout_is_known_only_below_torchrun(value: str, seconds: int 
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": value}
     assert environment.shutdown_timeout(environ) is None
     assert environment.shutdown_timeout(environ | {"TORCHELASTIC_RUN_ID": "job"}) == seconds
+
+
+PRELOADING = {"PYTHON_EXEC": "/opt/bin/muster-python"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "modules"),
+    [
+        ({}, ()),
+        ({"PYTHON_EXEC": "python"}, ()),
+        ({"MUSTER_PRELOAD": "torch"}, ()),
+        (PRELOADING, environment.DEFAULT_PRELOAD),
+        (PRELOADING | {"MUSTER_PRELOAD": ""}, environment.DEFAULT_PRELOAD),
+        (PRELOADING | {"MUSTER_PRELOAD": "torch, my_job.model"}, ("torch", "my_job.model")),
+    ],
+)
+def test_modules_are_preloaded_for_muster_python_alone(environ: dict[str, str], modules: tuple[str, ...]):
+    assert environment.preloaded_modules(environ) == modules
+
+
+@pytest.mark.parametrize("value", [",", "torch,", "torch;numpy", "torch..distributed", "./train.py", "a b"])
+def test_preloaded_modules_have_names(value: str):
+    with pytest.raises(EnvironmentValueError, match="is not the name of a module"):
+        environment.preloaded_modules(PRELOADING | {"MUSTER_PRELOAD": value})

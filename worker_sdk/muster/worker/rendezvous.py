@@ -43,7 +43,7 @@ from muster.worker import environment
 from muster.worker.environment import DEFAULT_STOPPED_EXIT_CODE
 from muster.worker.errors import ConnectError, MusterError, RefusedError, StoreTimeoutError
 from muster.worker.exit_barrier import ARRIVED, ExitBarrier
-from muster.worker.node import fork_server
+from muster.worker.node.fork_server import ForkServerProcess, start_fork_server
 from muster.worker.node.membership import NodeConfig, NodeMembership, Place
 from muster.worker.node.options import node_config, switch, whole
 from muster.worker.node.relay import NodeRelay, start
@@ -115,8 +115,6 @@ class MusterRendezvousHandler(RendezvousHandler):
     ) -> None:
         self.stopped_exit_code = stopped_exit_code
         self._close_timeout = close_timeout
-        # First, so that it imports while the agent waits for its round.
-        self._fork_server = fork_server.start(preloaded_modules)
         self._relay = start(config.endpoint) if relay else None
         if self._relay is not None:
             config = replace(config, endpoint=self._relay.endpoint)
@@ -130,6 +128,7 @@ class MusterRendezvousHandler(RendezvousHandler):
             if self._relay is not None:
                 self._relay.stop()
             raise
+        self._fork_server = start_fork_server(preloaded_modules)
         self._worker_store: TCPStore | None = None
         """The store that this node hosts for the workers while it has rank 0. Kept until the next round: it
         must outlive the agents' exit barrier."""
@@ -141,7 +140,8 @@ class MusterRendezvousHandler(RendezvousHandler):
         """Whether the last attempt to join told torch to end. torch 2.13 raises an error of its own then."""
         _handlers.add(self)
         # At the exit, other hooks say goodbye.
-        weakref.finalize(self, _release, self._membership, self._store, self._relay).atexit = False
+        held = (self._membership, self._store, self._relay, self._fork_server)
+        weakref.finalize(self, _release, *held).atexit = False
 
     def get_backend(self) -> str:
         """Return ``muster``."""
@@ -408,12 +408,19 @@ def _install_hook() -> None:
         sys.excepthook = partial(_exit_stopped, sys.excepthook)
 
 
-def _release(membership: NodeMembership, store: CoordinatorStore, relay: NodeRelay | None) -> None:
+def _release(
+    membership: NodeMembership,
+    store: CoordinatorStore,
+    relay: NodeRelay | None,
+    fork_server: ForkServerProcess | None,
+) -> None:
     """Release what a collected handler held, without waiting, on any thread."""
     membership.abandon()
     store.close()
     if relay is not None:
         relay.stop(timeout=0.0)
+    if fork_server is not None:
+        fork_server.stop()
 
 
 def _rendezvous_error(error: MusterError) -> RendezvousError:

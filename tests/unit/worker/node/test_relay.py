@@ -11,7 +11,7 @@ from muster.relay.listen_address import ListenError
 from muster.worker.errors import MusterError
 from muster.worker.node import relay as node_relay
 from muster.worker.node.relay import NodeRelay, start
-from muster.worker.transport import fork_guard
+from muster.worker.transport import fork_guard, socket_folder
 from tests.support.expect import raising
 
 NOBODY = "127.0.0.1:1"
@@ -74,7 +74,7 @@ def test_relay_uses_a_short_folder_if_the_temporary_path_is_too_long(
     relay = NodeRelay(NOBODY)
     path = path_of(relay)
     assert path.is_socket()
-    assert path.parent.parent == node_relay.SHORT
+    assert path.parent.parent == socket_folder.SHORT
     relay.stop()
     assert not path.parent.exists()
     assert list(far.iterdir()) == []

@@ -55,14 +55,14 @@ class ForkServerProcess:
         os.environ[SOCKET] = str(self._folder / NAME)
 
     def stop(self) -> None:
-        """End it. Its launchers kill the workers that are left."""
+        """End it. Its launchers kill the workers that are left. A second call does nothing."""
         os.environ.pop(SOCKET, None)
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def start(modules: Sequence[str]) -> ForkServerProcess | None:
+def start_fork_server(modules: Sequence[str]) -> ForkServerProcess | None:
     """Start a fork server. If it fails, log a warning and return None: workers import modules themselves.
 
     Args:

@@ -308,3 +308,29 @@ def test_request_that_is_too_large_is_not_sent():
         reply = launcher._ask(ours, request)
     assert isinstance(reply, Refused)
     assert reply.reason.startswith("the fork server cannot be asked: [Errno 90]")
+
+
+def test_fork_server_is_left_alone_by_a_forked_child_and_by_another_one(tmp_path: Path):
+    """A handler that is collected later than the next one was made, or in a child that has a copy of it."""
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import os\n"
+        "from muster.preload.messages import SOCKET\n"
+        "from muster.worker.node.fork_server import ForkServerProcess\n"
+        "first = ForkServerProcess(['colorsys'])\n"
+        "path = os.environ[SOCKET]\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    first.stop()\n"
+        "    os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "assert os.path.exists(path)\n"
+        "second = ForkServerProcess(['colorsys'])\n"
+        "first.stop()\n"
+        "assert not os.path.exists(path)\n"
+        "assert os.path.exists(os.environ[SOCKET])\n"
+        "second.stop()\n"
+        "assert SOCKET not in os.environ\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], timeout=PATIENCE, check=False)
+    assert done.returncode == 0

@@ -32,9 +32,10 @@ class ForkServerProcess:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._folder = make_socket_folder(NAME)
+        self._path = str(self._folder / NAME)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(str(self._folder / NAME))
+                listener.bind(self._path)
                 listener.listen(socket.SOMAXCONN)
                 self._process = subprocess.Popen(
                     [
@@ -50,13 +51,16 @@ class ForkServerProcess:
         except OSError:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        self.pid = self._process.pid
+        self._agent, self.pid = os.getpid(), self._process.pid
         logger.info("process %d imports %s for this node's workers", self.pid, ", ".join(modules))
-        os.environ[SOCKET] = str(self._folder / NAME)
+        os.environ[SOCKET] = self._path
 
     def stop(self) -> None:
-        """End it. Its launchers kill the workers that are left. A second call does nothing."""
-        os.environ.pop(SOCKET, None)
+        """End it. Its launchers kill the workers that are left. In a forked child it does nothing."""
+        if os.getpid() != self._agent:
+            return
+        if os.environ.get(SOCKET) == self._path:
+            del os.environ[SOCKET]
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -27,11 +27,14 @@ def handle(number, frame):
     sys.exit(7)
 
 signal.signal(signal.SIGTERM, handle)
+ready, tells = os.pipe()
 child = os.fork()
 if child == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(tells, b"1")  # A signal before, amid the fork, could be lost.
     while True:
         signal.pause()
+os.read(ready, 1)
 print(os.getpid(), os.getppid(), child, "preloaded" if "colorsys" in sys.modules else "own")
 while True:
     signal.pause()

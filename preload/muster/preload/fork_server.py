@@ -4,6 +4,7 @@ It has one thread. It ends when the agent has ended, and with it all workers tha
 """
 
 import argparse
+import ctypes
 import gc
 import os
 import selectors
@@ -11,14 +12,19 @@ import shutil
 import signal
 import socket
 import sys
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from muster.preload import program
 from muster.preload.imports import PreloadError, preload
 from muster.preload.messages import (
+    FORWARDED,
     MAX_BYTES,
+    PER_WORKER,
     Command,
     Ended,
     Interpreter,
@@ -28,6 +34,9 @@ from muster.preload.messages import (
     StartRequest,
     encode_reply,
 )
+
+PR_SET_PDEATHSIG = 1
+"""From include/uapi/linux/prctl.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,26 @@ class _Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What the imports have changed in the environment. A worker would have changed it in the same way."""
+
+    values: Mapping[str, str]
+    removed: frozenset[str]
+
+    @classmethod
+    def between(cls, before: Mapping[str, str], after: Mapping[str, str]) -> Self:
+        """Return the changes from one environment to another."""
+        values = {name: value for name, value in after.items() if before.get(name) != value}
+        return cls(values, frozenset(before.keys() - after.keys()))
+
+    def apply(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment with these changes."""
+        return {name: value for name, value in environment.items() if name not in self.removed} | {
+            name: value for name, value in self.values.items() if name not in PER_WORKER
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class _Launch:
     """What a forked worker has to do."""
 
@@ -46,16 +75,21 @@ class _Launch:
     request: StartRequest
     files: list[int]
     connection: socket.socket
+    changes: Changes
+    server: int
+    """The process of the fork server."""
 
     def run(self) -> None:
+        _die_with_parent(self.server)
         os.setsid()  # torchrun's workers lead a session, too.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         try:
             # By the worker itself: as long as the launcher has not heard of it, it does not run.
             self.connection.send(encode_reply(Started(os.getpid())))
         except OSError:
-            os._exit(0)  # The launcher has gone, or has become the worker.
+            os._exit(1)  # The launcher has gone, or has become the worker.
         self.connection.close()
-        program.become(self.request.interpreter.environment, self.files)
+        program.become(self.changes.apply(self.request.interpreter.environment), self.files)
         program.run(self.command)
 
 
@@ -66,15 +100,21 @@ class ForkServer:
         listener: launchers connect to it.
         agent: a handle of the agent's process, readable when it has ended.
         interpreter: what workers inherit.
+        changes: what the imports have changed in their environment.
     """
 
-    def __init__(self, listener: socket.socket, agent: int, interpreter: Interpreter) -> None:
+    def __init__(
+        self, listener: socket.socket, agent: int, interpreter: Interpreter, changes: Changes
+    ) -> None:
         self._listener = listener
         self._agent: int | None = agent
         self._interpreter = interpreter
+        self._changes = changes
         self._connections: set[socket.socket] = set()
         self._workers: dict[int, _Worker] = {}
         """By handle."""
+        self._held: list[tuple[socket.socket, StartRequest, list[int]]] = []
+        """Requests that wait for the end of killed workers: no rank may meet its own past."""
         self._selector = selectors.PollSelector()  # It has no file that forks would share.
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(agent, selectors.EVENT_READ)
@@ -97,7 +137,7 @@ class ForkServer:
             case int() if ready == self._agent:
                 self._drop_agent(ready)
             case int() if ready in self._workers:
-                self._reap(self._workers[ready])
+                return self._reap(self._workers[ready])
             case socket.socket() if ready is self._listener:
                 connection, _ = self._listener.accept()
                 self._connections.add(connection)
@@ -122,15 +162,28 @@ class ForkServer:
         if message:
             try:
                 request = StartRequest.decode(message)
-            except (ValueError, KeyError, TypeError):  # A launcher of another version.
-                request = None
-            if request is not None and len(files) == program.STANDARD_FILES:
-                return self._start(connection, request, files)
-            _close_files(files)
+                if len(files) != program.STANDARD_FILES:
+                    raise ValueError("it has not the three standard files")
+            except ValueError as error:
+                _send(connection, Refused(f"the fork server cannot read its request: {error}"))
+                _close_files(files)
+            else:
+                self._held.append((connection, request, files))
+                return self._start_held()
         for worker in self._workers.values():
             if worker.connection is connection:  # SIGKILL has ended the launcher.
                 _kill(worker)
         self._drop(connection)
+        return None
+
+    def _start_held(self) -> _Launch | None:
+        """Start the workers of the requests that need not wait any more."""
+        while self._held and all(one.connection in self._connections for one in self._workers.values()):
+            connection, request, files = self._held.pop(0)
+            if connection not in self._connections:  # The launcher has gone meanwhile.
+                _close_files(files)
+            elif launch := self._start(connection, request, files):
+                return launch
         return None
 
     def _start(self, connection: socket.socket, request: StartRequest, files: list[int]) -> _Launch | None:
@@ -140,17 +193,16 @@ class ForkServer:
             reply = Refused(f"Python's arguments are {' '.join(request.command)}")
         elif difference := self._interpreter.difference(request.interpreter):
             reply = Refused(difference)
-        elif not command.is_module and not Path(command.target).is_file():
-            reply = Refused(f"{command.target} is not a file")
         else:
             try:
+                server = os.getpid()
                 pid = os.fork()
             except OSError as error:
                 reply = Refused(f"it cannot be forked: {error}")
             else:
                 if pid == 0:
-                    self._leave(connection)
-                    return _Launch(command, request, files, connection)
+                    self._close_inherited(connection)
+                    return _Launch(command, request, files, connection, self._changes, server)
                 self._watch(_Worker(pid, os.pidfd_open(pid), connection))
                 _close_files(files)
                 return None
@@ -163,7 +215,7 @@ class ForkServer:
         self._workers[worker.handle] = worker
         self._selector.register(worker.handle, selectors.EVENT_READ)
 
-    def _reap(self, worker: _Worker) -> None:
+    def _reap(self, worker: _Worker) -> _Launch | None:
         _, status = os.waitpid(worker.pid, 0)
         del self._workers[worker.handle]
         self._selector.unregister(worker.handle)
@@ -171,19 +223,29 @@ class ForkServer:
         if worker.connection in self._connections:
             _send(worker.connection, Ended(status))
             self._drop(worker.connection)
+        return self._start_held()
 
     def _drop(self, connection: socket.socket) -> None:
         self._connections.discard(connection)
         self._selector.unregister(connection)
         connection.close()
 
-    def _leave(self, connection: socket.socket) -> None:
+    def _close_inherited(self, connection: socket.socket) -> None:
         """Close in a forked worker what belongs to the server and to other workers."""
         self._listener.close()
         for handle in [*self._workers, *([] if self._agent is None else [self._agent])]:
             os.close(handle)
         for other in self._connections - {connection}:
             other.close()
+        for _, _, files in self._held:
+            _close_files(files)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends: nobody would see its end then."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _kill(worker: _Worker) -> None:
@@ -213,16 +275,32 @@ def main() -> None:
     launch = None
     try:
         agent = os.pidfd_open(options.agent)
-        interpreter = Interpreter.current()
-        preload(options.modules.split(","))
-        # Collections leave the pages of frozen objects alone, so that workers share them.
-        gc.collect()
-        gc.freeze()
-        launch = ForkServer(listener, agent, interpreter).serve()
-    except (PreloadError, OSError) as error:
-        print(f"muster-python: workers start without preloaded modules: {error}.", file=sys.stderr)
+        server = _prepared(listener, agent, options.modules.split(","))
+        if server is not None:
+            launch = server.serve()
     finally:
         if launch is None:
             shutil.rmtree(folder, ignore_errors=True)
     if launch is not None:
         launch.run()
+
+
+def _prepared(listener: socket.socket, agent: int, modules: list[str]) -> ForkServer | None:
+    """Import the modules, and return the server. Return None if no worker can be forked, and say why."""
+    began = time.monotonic()
+    interpreter = Interpreter.current()
+    try:
+        preload(modules, PER_WORKER)
+    except (PreloadError, OSError) as error:
+        print(f"muster-python: workers start without preloaded modules: {error}.", file=sys.stderr)
+        return None
+    # They are for the workers. Schedulers send some of them to all processes.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    # Collections leave the pages of frozen objects alone, so that workers share them.
+    gc.collect()
+    gc.freeze()
+    print(
+        f"muster-python: preloaded {', '.join(modules)} in {time.monotonic() - began:.1f} s.", file=sys.stderr
+    )
+    changes = Changes.between(interpreter.environment, os.environ)
+    return ForkServer(listener, agent, interpreter, changes)

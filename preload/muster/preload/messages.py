@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,13 +12,20 @@ from typing import Self, TypeAlias
 SOCKET = "MUSTER_PRELOAD_SOCKET"
 """The variable that names the fork server's socket to launchers."""
 MAX_BYTES = 192 << 10
-"""The largest request. Linux sends up to ``net.core.wmem_default`` bytes at once, which is 208 KiB."""
+"""The largest request. Linux sends up to ``net.core.wmem_default`` bytes at once, 208 KiB by default."""
+
+FORWARDED = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT),
+)
+"""The signals that a launcher passes on to its worker's process group. They do not end the fork server:
+schedulers send some of them to all processes of a job, so that it can save."""
 
 PER_WORKER = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-        *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
         *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
         *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
         "TORCHELASTIC_TIMER_FILE",
@@ -25,14 +33,18 @@ PER_WORKER = frozenset(
     }
 )
 """The variables that may differ between workers: torch's agent (torch 2.13, ``_start_workers``) and Muster's
-rendezvous set them, and nothing reads them when a library is loaded."""
+rendezvous set them. The fork server has none of them. A module that reads one at its import cannot be
+preloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What a process inherits at its start, so that a forked worker cannot have another."""
+    """What a process has from its start on, so that a forked worker cannot have another."""
 
     executable: str
+    """Without symbolic links."""
+    prefix: str
+    """Of the virtual environment."""
     folder: str
     cpus: tuple[int, ...]
     """The processor's cores that it may run on: torchrun binds workers to NUMA nodes by them."""
@@ -42,12 +54,13 @@ class Interpreter:
     def current(cls) -> Self:
         """Return that of this process."""
         cpus = tuple(sorted(os.sched_getaffinity(0)))
-        return cls(sys.executable, str(Path.cwd()), cpus, dict(os.environ))
+        executable, prefix = (str(Path(path).resolve()) for path in (sys.executable, sys.prefix))
+        return cls(executable, prefix, str(Path.cwd()), cpus, dict(os.environ))
 
     def difference(self, other: "Interpreter") -> str | None:
         """Return what differs, in words; None if a worker may be forked from the one for the other."""
-        if self.executable != other.executable:
-            return f"its Python is {other.executable}, and the fork server's is {self.executable}"
+        if (self.executable, self.prefix) != (other.executable, other.prefix):
+            return f"its Python is that of {other.prefix}, and the fork server's is that of {self.prefix}"
         if self.folder != other.folder:
             return f"it starts in {other.folder}, and the fork server in {self.folder}"
         if self.cpus != other.cpus:
@@ -101,12 +114,29 @@ class StartRequest:
 
     @classmethod
     def decode(cls, message: bytes) -> Self:
-        """Return the request that a message holds."""
-        fields = json.loads(message)
-        interpreter = fields["interpreter"]
-        return cls(
-            tuple(fields["command"]), Interpreter(**interpreter | {"cpus": tuple(interpreter["cpus"])})
-        )
+        """Return the request that a message holds.
+
+        Raises:
+            ValueError: it holds none.
+        """
+        try:
+            fields = json.loads(message)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        match fields:
+            case {
+                "command": [*command],
+                "interpreter": {
+                    "executable": str(executable),
+                    "prefix": str(prefix),
+                    "folder": str(folder),
+                    "cpus": [*cpus],
+                    "environment": {**environment},
+                },
+            } if all(isinstance(one, str) for one in [*command, *environment.values()]):
+                values: dict[str, str] = {str(name): str(value) for name, value in environment.items()}
+                return cls(tuple(command), Interpreter(executable, prefix, folder, tuple(cpus), values))
+        raise ValueError("it is no request of this version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +173,6 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_reply(message: bytes) -> Reply:
-    """Return the reply that a message holds."""
+    """Return the reply that a message of the fork server holds. It can read the launcher's request."""
     fields = json.loads(message)
     return REPLIES[fields.pop("reply")](**fields)

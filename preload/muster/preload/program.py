@@ -47,9 +47,9 @@ def _open_streams() -> None:
 
     As with Python's option ``-u``, output is not buffered.
     """
-    sys.stdin = _stream(0, "<stdin>", sys.stdin)
-    sys.stdout = _stream(1, "<stdout>", sys.stdout)
-    sys.stderr = _stream(2, "<stderr>", sys.stderr)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _stream(number, f"<{name}>", vars(sys)[f"__{name}__"])
+        vars(sys).update({name: stream, f"__{name}__": stream})
 
 
 def _stream(number: int, name: str, previous: TextIO) -> io.TextIOWrapper:

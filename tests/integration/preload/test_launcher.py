@@ -2,6 +2,7 @@
 
 import json
 import os
+import py_compile
 import re
 import signal
 import socket
@@ -16,7 +17,15 @@ import pytest
 
 from lab.patience import PATIENCE, until
 from muster.preload import launcher
-from muster.preload.messages import SOCKET, Interpreter, Refused, StartRequest
+from muster.preload.messages import (
+    FORWARDED,
+    SOCKET,
+    Interpreter,
+    Refused,
+    Started,
+    StartRequest,
+    decode_reply,
+)
 from tests.integration.preload.launchers import INHERITED, LAUNCHER, Node, node
 
 TELLS = """
@@ -98,13 +107,37 @@ def test_signal_of_the_agent_reaches_the_worker(here: Node, script: str):
         assert process.stdout.read() == f"signal {signal.SIGTERM:d}\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
-def test_other_signals_are_passed_on_too(here: Node, script: str, number: signal.Signals):
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_signal_reaches_the_worker_and_its_children(here: Node, script: str, number: signal.Signals):
+    with here.start("-u", script) as process:
+        worker, _, child, _ = told(process)
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == -number  # SIGINT too: Python ends by it after a KeyboardInterrupt.
+        until(lambda: ended(worker) and ended(child))
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signal_of_a_user_reaches_the_worker_alone(here: Node, script: str, number: signal.Signals):
     with here.start("-u", script) as process:
         *_, child, _ = told(process)
         process.send_signal(number)
-        assert process.wait(PATIENCE) in (-number, 1)  # SIGINT raises KeyboardInterrupt.
-        until(lambda: ended(child))
+        assert process.wait(PATIENCE) == -number
+        assert not ended(child)
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", FORWARDED)
+def test_signal_to_all_processes_does_not_end_the_fork_server(
+    here: Node, script: str, number: signal.Signals
+):
+    """As ``scancel`` sends it. The workers can save then."""
+    with here.start("-u", script) as process:
+        _, server, child, _ = told(process)
+        os.kill(server, number)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(PATIENCE) == 7
+        os.kill(child, signal.SIGKILL)
+    assert here.run("-u", "-c", "pass")[2].startswith(f"{OWN}Python's arguments are")
 
 
 def test_killed_launcher_takes_its_worker_along(here: Node, script: str):
@@ -121,40 +154,54 @@ def test_killed_fork_server_takes_workers_along_and_says_so(here: Node, script: 
         _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert error.startswith(
-        f"muster-python: the fork server of this node was killed, so worker {worker} was killed"
+        f"muster-python: the fork server of this node was killed. So worker {worker} was killed"
     )
     until(lambda: ended(worker) and ended(child))
     code, _, error = here.run("-u", "-m", "this")
     assert (code, error) == (0, f"{OWN}{launcher.NO_SERVER}.\n")
 
 
-def test_signal_before_the_worker_is_passed_on_to_it(script: str, tmp_path: Path):
+def test_orphan_of_a_killed_launcher_and_fork_server_ends(here: Node, tmp_path: Path):
+    """The launcher is killed first, and then the fork server, which has not seen that."""
+    (tmp_path / "stays.py").write_text(
+        "import os, signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.getpid())\n"
+        "signal.pause()\n"
+    )
+    with here.start("-u", "stays.py") as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        server = psutil.Process(here.server)
+        server.suspend()
+        until(lambda: server.status() == psutil.STATUS_STOPPED)
+        process.kill()
+        process.wait()
+        server.kill()
+        until(lambda: ended(worker))
+
+
+def test_signal_before_the_worker_ends_the_launcher_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The fork server still imports."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "slow.py").write_text("open('gate').read()\n")
+    (tmp_path / "runs.py").write_text("open('ran', 'w')\n")
+    (tmp_path / "ends.py").write_text("")
     os.mkfifo("gate")
-    with node("slow", PYTHONPATH=str(tmp_path)) as here, here.start("-u", script) as process:
-        until(lambda: handles(process.pid, signal.SIGTERM))
-        process.send_signal(signal.SIGTERM)
+    with node("slow", PYTHONPATH=str(tmp_path)) as here:
+        with here.start("-u", "runs.py") as process:
+            until(lambda: has_socket(process.pid))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == -signal.SIGTERM
         Path("gate").write_text("")
-        assert process.wait(PATIENCE) in (7, -signal.SIGTERM)
+        assert here.run("-u", "ends.py")[0] == 0  # After the first request.
+        until(lambda: not psutil.Process(here.server).children())
+        assert not Path("ran").exists()
 
 
-def handles(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    mask = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
-    return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def test_signal_ends_a_launcher_that_no_fork_server_serves(script: str, tmp_path: Path):
-    """The fork server ends amid its imports, after the launcher has got a signal."""
-    (tmp_path / "slow.py").write_text("open('gate').read()\nraise SystemExit\n")
-    os.mkfifo("gate")
-    with node("slow", PYTHONPATH=str(tmp_path)) as here, here.start("-u", script) as process:
-        until(lambda: handles(process.pid, signal.SIGTERM))
-        process.send_signal(signal.SIGTERM)
-        Path("gate").write_text("")
-        assert process.wait(PATIENCE) == -signal.SIGTERM
+def has_socket(pid: int) -> bool:
+    """Return whether a process has a socket."""
+    return any(str(one.readlink()).startswith("socket:") for one in Path(f"/proc/{pid}/fd").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -162,7 +209,7 @@ def test_signal_ends_a_launcher_that_no_fork_server_serves(script: str, tmp_path
     [
         (("-u", "tells.py"), {"LD_LIBRARY_PATH": "/lib"}, "its environment differs .* in LD_LIBRARY_PATH"),
         (("-u", "-X", "dev", "tells.py"), {}, "Python's arguments are -u -X dev tells.py"),
-        (("-u", "absent.py"), {}, "absent.py is not a file"),
+        (("-u", "absent.py"), {}, "absent.py cannot be read: No such file or directory"),
     ],
 )
 def test_worker_that_cannot_be_forked_starts_by_itself(
@@ -178,6 +225,18 @@ def test_worker_that_cannot_be_forked_starts_by_itself(
     assert re.fullmatch(f"{OWN}{reason}\\.", error.splitlines()[0])
 
 
+def test_script_of_bytecode_runs_by_itself(here: Node, tmp_path: Path):
+    (tmp_path / "ends.py").write_text("print('done')")
+    py_compile.compile(str(tmp_path / "ends.py"), str(tmp_path / "ends.pyc"))
+    assert here.run("-u", "ends.pyc") == (0, "done\n", f"{OWN}ends.pyc is no source file.\n")
+
+
+def test_python_by_another_name_is_the_same(here: Node, tmp_path: Path):
+    (tmp_path / "ends.py").write_text("")
+    python3 = Path(sys.executable).with_name("python3")
+    assert here.run(LAUNCHER, "-u", "ends.py", program=str(python3)) == (0, "", "")
+
+
 def test_worker_elsewhere_or_on_other_cores_starts_by_itself(here: Node, tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "ends.py").write_text("")
@@ -187,11 +246,12 @@ def test_worker_elsewhere_or_on_other_cores_starts_by_itself(here: Node, tmp_pat
         f"{OWN}it starts in {tmp_path}/elsewhere, and the fork server in {tmp_path}.\n",
     )
     (tmp_path / "ends.py").write_text("")
-    code, _, error = here.run("-c", "0", "muster-python", "-u", "ends.py", program="taskset")
+    core = str(min(os.sched_getaffinity(0)))
+    code, _, error = here.run("-c", core, LAUNCHER, "-u", "ends.py", program="taskset")
     assert (code, error) == (0, f"{OWN}it is bound to other processor cores than the fork server.\n")
 
 
-def test_module_that_cannot_be_preloaded_is_told_once(script: str, capfd: pytest.CaptureFixture[str]):
+def test_module_that_cannot_be_preloaded_is_reported_once(script: str, capfd: pytest.CaptureFixture[str]):
     with node("no_such") as here, here.start("-u", script) as process:
         worker, _, child, _ = told(process)
         assert worker == process.pid
@@ -209,7 +269,7 @@ def test_worker_without_a_fork_server_is_python(script: str, tmp_path: Path):
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     (tmp_path / "ends.py").write_text("print('done')")
     done = subprocess.run(
-        ["muster-python", "-u", "ends.py"],
+        [LAUNCHER, "-u", "ends.py"],
         env=environment,
         capture_output=True,
         text=True,
@@ -258,6 +318,12 @@ def _refuses(path: Path) -> bool:
     return False
 
 
+PRINT_REQUEST = """
+from muster.preload.messages import Interpreter, StartRequest
+print(StartRequest(("-u", "runs.py"), Interpreter.current()).encode().decode())
+"""
+
+
 def connect(here: Node) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(here.environment[SOCKET])
@@ -267,15 +333,19 @@ def connect(here: Node) -> socket.socket:
 def test_launcher_that_gives_up_has_no_worker(here: Node, tmp_path: Path):
     """It becomes the worker itself, so another one must not run."""
     (tmp_path / "runs.py").write_text("open('ran', 'w')")
-    python = Interpreter(
-        sys.executable, str(tmp_path), tuple(sorted(os.sched_getaffinity(0))), here.environment
-    )
+    code, output, _ = here.run("-c", PRINT_REQUEST, program=sys.executable)
+    assert code == 0
+    request = output.strip().encode()
     with connect(here) as connection, Path(os.devnull).open() as null:
-        request = StartRequest(("-u", "runs.py"), python)
+        socket.send_fds(connection, [request], [null.fileno()] * 3)
+        assert isinstance(decode_reply(connection.recv(1024)), Started)
+        until((tmp_path / "ran").exists)
+    (tmp_path / "ran").unlink()
+    with connect(here) as connection, Path(os.devnull).open() as null:
         server = psutil.Process(here.server)
         server.suspend()
         until(lambda: server.status() == psutil.STATUS_STOPPED)
-        socket.send_fds(connection, [request.encode()], [null.fileno()] * 3)
+        socket.send_fds(connection, [request], [null.fileno()] * 3)
         connection.close()
         server.resume()
     (tmp_path / "ends.py").write_text("")
@@ -291,7 +361,7 @@ def test_launcher_that_gives_up_has_no_worker(here: Node, tmp_path: Path):
 def test_hostile_message_ends_no_fork_server(here: Node, tmp_path: Path, message: bytes, files: int):
     with connect(here) as connection, Path(os.devnull).open() as null:
         socket.send_fds(connection, [message], [null.fileno()] * files)
-        assert connection.recv(1024) == b""
+        assert isinstance(decode_reply(connection.recv(1024)), Refused)
     (tmp_path / "ends.py").write_text("")
     assert here.run("-u", "ends.py") == (0, "", "")
 
@@ -310,7 +380,7 @@ def test_request_that_is_too_large_is_not_sent():
         request = StartRequest(("-u", "train.py", "x" * (8 << 20)), Interpreter.current())
         reply = launcher._ask(ours, request)
     assert isinstance(reply, Refused)
-    assert reply.reason.startswith("the fork server cannot be asked: [Errno 90]")
+    assert reply.reason.endswith("bytes, more than 196,608")
 
 
 def test_fork_server_is_left_alone_by_a_forked_child_and_by_another_one(tmp_path: Path):

@@ -28,7 +28,8 @@ print(json.dumps({
     "spec": __spec__ and __spec__.name,
     "path": sys.path,
     "folder": os.getcwd(),
-    "variables": sorted(os.environ.items()),
+    "variables": sorted((one, it) for one, it in os.environ.items() if one != "MUSTER_PRELOAD_SOCKET"),
+    "streams_are_the_first": [getattr(sys, one) is getattr(sys, f"__{one}__") for one in ("stdin", "stdout")],
     "rank": os.environ.get("RANK"),
     "files": [
         (n, stat.S_IFMT(os.fstat(n).st_mode))
@@ -136,7 +137,9 @@ def test_workers_differ_in_their_random_numbers(tmp_path: Path):
         "import numpy, torch\n"
         "print(random.random(), numpy.random.rand(), torch.rand(1).item())\n"
     )
-    with node("torch", "numpy") as here:
+    # Modules of torch read all variables at their import, which no worker's own may be among.
+    inherited = {"RANK": "7", "MASTER_ADDR": "a", "MUSTER_ENDPOINT": "a:1", "CUDA_VISIBLE_DEVICES": "0"}
+    with node("torch", "numpy", **inherited) as here:
         first, second = (here.run("-u", str(script), RANK=rank) for rank in "01")
     assert first[0] == second[0] == 0, first
     assert not set(first[1].split()) & set(second[1].split())

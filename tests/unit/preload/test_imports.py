@@ -9,7 +9,7 @@ import pytest
 
 from lab.patience import PATIENCE
 from muster.preload import imports
-from muster.preload.imports import PreloadError, obstacle, preload
+from muster.preload.imports import PreloadError, find_obstacle, preload
 
 
 @pytest.fixture
@@ -24,31 +24,31 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_process_of_one_thread_can_be_forked(process: Path):
-    assert obstacle() is None
+    assert find_obstacle() is None
 
 
 def test_threads_are_an_obstacle(process: Path):
     (process / "task" / "2").mkdir()
     (process / "task" / "3").mkdir()
-    assert obstacle() == "runs 2 threads, which a fork would not have"
+    assert find_obstacle() == "leaves threads, which a fork would not have: 2"
 
 
 @pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128", "/dev/accel0"])
 def test_accelerator_is_an_obstacle(process: Path, device: str):
     (process / "fd" / "7").symlink_to(device)
-    assert obstacle() == f"has opened {device}, which works in no fork"
+    assert find_obstacle() == f"opens {device}, which works in no fork"
 
 
 def test_module_that_cannot_be_imported_is_named():
     with pytest.raises(PreloadError, match=r"^no_such cannot be imported: Module.*MUSTER_PRELOAD$"):
-        preload(["no_such"])
+        preload(["no_such"], ())
 
 
 PRELOAD = """
 import sys
 from muster.preload.imports import preload, PreloadError
 try:
-    preload(sys.argv[1:])
+    preload(sys.argv[1:], ["RANK", "LOCAL_RANK"])
 except PreloadError as error:
     print(error)
 """
@@ -74,7 +74,7 @@ def test_first_module_that_starts_a_thread_is_named(tmp_path: Path):
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     assert preloaded(tmp_path, "quiet", "busy", "no_such") == (
-        "after its import, busy runs 1 threads, which a fork would not have. Leave it out of MUSTER_PRELOAD\n"
+        "the import of busy leaves threads, which a fork would not have: 1. Leave it out of MUSTER_PRELOAD\n"
     )
 
 
@@ -91,3 +91,27 @@ def test_threads_that_end_before_a_fork_are_no_obstacle(tmp_path: Path):
         "os.register_at_fork(before=before)\n"
     )
     assert preloaded(tmp_path, "polite") == ""
+
+
+@pytest.mark.parametrize(
+    "reads", ["os.environ.get('LOCAL_RANK')", "os.getenv('LOCAL_RANK', '0')", "'LOCAL_RANK' in os.environ"]
+)
+def test_module_that_reads_a_variable_of_one_worker_is_named(tmp_path: Path, reads: str):
+    """As lightning_fabric, whose import decides which process is rank 0."""
+    (tmp_path / "ranked.py").write_text(f"import os\n{reads}\nos.environ.get('HOME')\n")
+    assert preloaded(tmp_path, "ranked") == (
+        "the import of ranked reads LOCAL_RANK, which differs between workers. "
+        "Leave it out of MUSTER_PRELOAD\n"
+    )
+
+
+def test_module_that_ends_the_process_is_named(tmp_path: Path):
+    (tmp_path / "ends.py").write_text("raise SystemExit(3)\n")
+    assert preloaded(tmp_path, "ends") == "ends cannot be imported: SystemExit(3). Correct MUSTER_PRELOAD\n"
+
+
+def test_environment_is_plain_after_the_imports(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(imports, "find_obstacle", lambda: None)
+    plain = type(os.environ)
+    preload(["json"], ["HOME"])
+    assert type(os.environ) is plain

@@ -1,5 +1,6 @@
 """What launchers and the fork server tell each other, and which workers can be forked."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from muster.preload.messages import (
     encode_reply,
 )
 
-SERVER = Interpreter("/usr/bin/python", "/job", (0, 1), {"OMP_NUM_THREADS": "1", "RANK": "0"})
+SERVER = Interpreter("/usr/bin/python", "/usr", "/job", (0, 1), {"OMP_NUM_THREADS": "1", "RANK": "0"})
 
 
 def test_equal_interpreters_do_not_differ():
@@ -34,10 +35,8 @@ def test_variables_of_one_worker_may_differ(name: str):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"executable": "/bin/python"},
-            "its Python is /bin/python, and the fork server's is /usr/bin/python",
-        ),
+        ({"prefix": "/venv"}, "its Python is that of /venv, and the fork server's is that of /usr"),
+        ({"executable": "/bin/python"}, "its Python is that of /usr, and the fork server's is that of /usr"),
         ({"folder": "/other"}, "it starts in /other, and the fork server in /job"),
         ({"cpus": (0,)}, "it is bound to other processor cores than the fork server"),
         ({"environment": {"OMP_NUM_THREADS": "2"}}, "differs from the fork server's in OMP_NUM_THREADS"),
@@ -81,10 +80,44 @@ def test_command_is_a_script_or_a_module(arguments: list[str], command: Command 
     st.lists(st.integers(0, 1024)),
 )
 def test_request_is_the_same_after_decoding(command: list[str], environment: dict[str, str], cpus: list[int]):
-    request = StartRequest(tuple(command), Interpreter("python", "/job", tuple(cpus), environment))
+    request = StartRequest(tuple(command), Interpreter("python", "/venv", "/job", tuple(cpus), environment))
     assert StartRequest.decode(request.encode()) == request
 
 
 @pytest.mark.parametrize("reply", [Started(7), Refused("it differs"), Ended(9)])
 def test_reply_is_the_same_after_decoding(reply: Started | Refused | Ended):
     assert decode_reply(encode_reply(reply)) == reply
+
+
+INTERPRETER = {"executable": "python", "prefix": "/venv", "folder": "/job", "cpus": [0], "environment": {}}
+
+
+def encoded(**changes: object) -> bytes:
+    return json.dumps({"command": ["-u", "a.py"], "interpreter": INTERPRETER, **changes}).encode()
+
+
+def test_request_is_what_the_next_test_changes():
+    assert StartRequest.decode(encoded()).command == ("-u", "a.py")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b"{}",
+        encoded(command=1),
+        encoded(command=[1]),
+        encoded(interpreter=None),
+        encoded(interpreter={}),
+        encoded(interpreter={**INTERPRETER, "environment": 5}),
+        encoded(interpreter={**INTERPRETER, "environment": {"RANK": 1}}),
+        encoded(interpreter={**INTERPRETER, "cpus": 1}),
+    ],
+)
+def test_other_messages_are_no_requests(message: bytes):
+    with pytest.raises(ValueError, match=r"."):
+        StartRequest.decode(message)

@@ -283,6 +283,6 @@ def test_modules_are_preloaded_for_muster_python_alone(environ: dict[str, str], 
 
 
 @pytest.mark.parametrize("value", [",", "torch,", "torch;numpy", "torch..distributed", "./train.py", "a b"])
-def test_preloaded_modules_have_names(value: str):
+def test_other_than_names_of_modules_are_refused(value: str):
     with pytest.raises(EnvironmentValueError, match="is not the name of a module"):
         environment.preloaded_modules(PRELOADING | {"MUSTER_PRELOAD": value})

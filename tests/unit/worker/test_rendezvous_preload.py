@@ -89,7 +89,7 @@ def test_agent_goes_without_a_fork_server_that_cannot_start(
     assert SOCKET not in os.environ
 
 
-def test_modules_that_cannot_be_names_end_the_agent(monkeypatch: pytest.MonkeyPatch):
+def test_handler_is_not_created_with_invalid_names_of_modules(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHON_EXEC", "muster-python")
     monkeypatch.setenv("MUSTER_PRELOAD", "torch transformers")
     with pytest.raises(ValueError, match=r"MUSTER_PRELOAD = torch transformers: 'torch transformers' is not"):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from muster.preload.messages import SOCKET
+from muster.preload.messages import PER_WORKER, SOCKET
 from muster.worker.transport.socket_folder import make_socket_folder
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ForkServerProcess:
                     ],
                     stdin=subprocess.DEVNULL,
                     # As torchrun gives it to workers. Libraries of C set variables that it does not have.
-                    env=os.environ.copy(),
+                    env={name: value for name, value in os.environ.items() if name not in PER_WORKER},
                     pass_fds=[listener.fileno()],
                     start_new_session=True,
                 )

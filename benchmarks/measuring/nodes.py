@@ -39,7 +39,7 @@ class Nodes:
     program: Callable[[Path], list[str]]
     """Returns what an agent runs, given its disk."""
     preload: bool = False
-    """Whether the ranks start with what they import imported already: ``PYTHON_EXEC=muster-python``."""
+    """Whether workers start preloaded: ``PYTHON_EXEC=muster-python``."""
     patience: float = 300.0
     """Seconds until the job counts as hung."""
     agents: list["subprocess.Popen[bytes]"] = field(default_factory=list)

@@ -11,7 +11,6 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from muster.preload.messages import (
@@ -35,6 +34,41 @@ END_TIMEOUT = 60.0
 NO_SERVER = "the fork server of this node has ended; the agent's output says why, or it was killed"
 TO_PROCESS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 """They go to the worker itself, and all others to its process group, as torchrun sends them."""
+
+
+class _Signals:
+    """Catches the signals that are to be passed on.
+
+    Their numbers come by a pipe: a handler in Python runs too late for a signal that comes right before a
+    call that waits. Signals that this process ignores, its worker ignores as well.
+    """
+
+    def __init__(self) -> None:
+        self._numbers, self._written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._caught = [one for one in FORWARDED if signal.getsignal(one) is not signal.SIG_IGN]
+        signal.set_wakeup_fd(self._written)
+        for number in self._caught:
+            signal.signal(number, lambda _number, _frame: None)
+
+    def fileno(self) -> int:
+        """Return the file that is readable when signals have come."""
+        return self._numbers
+
+    def read(self) -> bytes:
+        """Return the numbers of the signals that have come, a byte for each."""
+        with suppress(BlockingIOError):
+            return os.read(self._numbers, 4096)
+        return b""
+
+    def restore(self) -> None:
+        """Let signals end this process again, also those that have come."""
+        for number in self._caught:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        for come in self.read():
+            signal.raise_signal(come)
+        os.close(self._numbers)
+        os.close(self._written)
 
 
 def main() -> NoReturn:
@@ -70,46 +104,39 @@ def _launch(path: str, arguments: list[str]) -> str:
             connection.connect(path)
         except OSError:
             return NO_SERVER
-        match _ask(connection, StartRequest(tuple(arguments), Interpreter.current())):
+        signals = _Signals()
+        match _ask(connection, StartRequest(tuple(arguments), Interpreter.current()), signals):
             case Started(worker):
-                _forward_signals(worker)
-                status = _await_end(connection, worker)
+                status = _await_end(connection, worker, signals)
             case Ended(status):  # Before it had begun.
                 pass
             case Refused(reason):
+                signals.restore()
                 return reason
     sys.exit(_exit_code(status))
 
 
-def _ask(connection: socket.socket, request: StartRequest) -> Reply:
-    """Return the first reply, within ``START_TIMEOUT``. Without a reply, no worker runs."""
+def _ask(connection: socket.socket, request: StartRequest, signals: _Signals) -> Reply:
+    """Return the first reply, within ``START_TIMEOUT``. Without a reply, no worker runs.
+
+    A signal that comes before ends this process.
+    """
     message = request.encode()
     if len(message) > MAX_BYTES:
         return Refused(f"its arguments and environment take {len(message):,} bytes, more than {MAX_BYTES:,}")
-    connection.settimeout(START_TIMEOUT)
     try:
         socket.send_fds(connection, [message], [0, 1, 2])
+        ready, _, _ = select.select([connection.fileno(), signals.fileno()], [], [], START_TIMEOUT)
+        if connection.fileno() not in ready:
+            connection.shutdown(socket.SHUT_RD)  # From now on, no worker can say that it begins.
         message = connection.recv(MAX_BYTES)
-    except TimeoutError:
-        connection.shutdown(socket.SHUT_RD)  # From now on, no worker can say that it begins.
-        message = connection.recv(MAX_BYTES)
-        if not message:
-            return Refused(f"the fork server was not ready within {START_TIMEOUT:g} s")
     except ConnectionError:
-        message = b""
+        return Refused(NO_SERVER)
     except OSError as error:
         return Refused(f"the fork server cannot be asked: {error}")
-    return decode_reply(message) if message else Refused(NO_SERVER)
-
-
-def _forward_signals(worker: int) -> None:
-    """Pass signals on to the worker from now on. Until now, they ended the launcher."""
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        _send(worker, number)
-
-    for number in FORWARDED:
-        signal.signal(number, forward)
+    if message:
+        return decode_reply(message)
+    return Refused(NO_SERVER if ready else f"the fork server was not ready within {START_TIMEOUT:g} s")
 
 
 def _send(worker: int, number: int) -> None:
@@ -121,17 +148,20 @@ def _send(worker: int, number: int) -> None:
             os.killpg(worker, number)
 
 
-def _await_end(connection: socket.socket, worker: int) -> int:
-    """Return the status with which a worker has ended.
+def _await_end(connection: socket.socket, worker: int, signals: _Signals) -> int:
+    """Return the status with which a worker has ended. Pass signals on to it meanwhile.
 
     Raises:
         SystemExit: the fork server has ended before it.
     """
-    connection.settimeout(None)
     try:
         handle = os.pidfd_open(worker)
     except ProcessLookupError:
         handle = None
+    files = [connection.fileno(), signals.fileno()]
+    while connection.fileno() not in select.select(files, [], [])[0]:
+        for number in signals.read():
+            _send(worker, number)
     try:
         message = connection.recv(MAX_BYTES)
     except ConnectionError:

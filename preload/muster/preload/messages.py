@@ -44,7 +44,7 @@ class Interpreter:
     executable: str
     """Without symbolic links."""
     prefix: str
-    """Of the virtual environment."""
+    """The folder of the virtual environment."""
     folder: str
     cpus: tuple[int, ...]
     """The processor's cores that it may run on: torchrun binds workers to NUMA nodes by them."""

@@ -1,5 +1,6 @@
 """A launcher passes signals on to its worker and ends as it does, or becomes the worker itself."""
 
+import contextlib
 import json
 import os
 import py_compile
@@ -201,7 +202,13 @@ def test_signal_before_the_worker_ends_the_launcher_at_once(tmp_path: Path, monk
 
 def has_socket(pid: int) -> bool:
     """Return whether a process has a socket."""
-    return any(str(one.readlink()).startswith("socket:") for one in Path(f"/proc/{pid}/fd").iterdir())
+    return any(target.startswith("socket:") for target in _targets(pid))
+
+
+def _targets(pid: int) -> Iterator[str]:
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # Closed meanwhile.
+            yield str(file.readlink())
 
 
 @pytest.mark.parametrize(
@@ -366,19 +373,32 @@ def test_hostile_message_ends_no_fork_server(here: Node, tmp_path: Path, message
     assert here.run("-u", "ends.py") == (0, "", "")
 
 
-def test_launcher_does_not_wait_for_imports_for_ever(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def signals() -> Iterator[launcher._Signals]:
+    """What a launcher catches."""
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    caught = launcher._Signals()
+    yield caught
+    caught.restore()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_launcher_does_not_wait_for_imports_for_ever(
+    monkeypatch: pytest.MonkeyPatch, signals: launcher._Signals
+):
     monkeypatch.setattr(launcher, "START_TIMEOUT", 0.01)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        reply = launcher._ask(ours, StartRequest(("-u", "train.py"), Interpreter.current()))
+        reply = launcher._ask(ours, StartRequest(("-u", "train.py"), Interpreter.current()), signals)
     assert reply == Refused("the fork server was not ready within 0.01 s")
 
 
-def test_request_that_is_too_large_is_not_sent():
+def test_request_that_is_too_large_is_not_sent(signals: launcher._Signals):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         request = StartRequest(("-u", "train.py", "x" * (8 << 20)), Interpreter.current())
-        reply = launcher._ask(ours, request)
+        reply = launcher._ask(ours, request, signals)
     assert isinstance(reply, Refused)
     assert reply.reason.endswith("bytes, more than 196,608")
 

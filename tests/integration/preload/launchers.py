@@ -1,6 +1,7 @@
 """A node with a fork server, on which programs start as torchrun starts them."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from lab.patience import PATIENCE
-from muster.preload.messages import SOCKET
+from muster.preload.messages import FORWARDED, SOCKET
 from muster.worker.node.fork_server import ForkServerProcess
 
 LAUNCHER = str(Path(sys.executable).with_name("muster-python"))
@@ -59,6 +60,10 @@ class Node:
 def node(*modules: str, **variables: str) -> Iterator[Node]:
     """Run a fork server that has imported modules, and give all processes further variables."""
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | variables
+    # As for torchrun: ``nohup`` and shells ignore some of them for what runs in the background.
+    ignored = [number for number in FORWARDED if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
     with patch.dict(os.environ, environment, clear=True):
         server = ForkServerProcess(modules or ("json",))
         environment[SOCKET] = os.environ[SOCKET]
@@ -66,3 +71,5 @@ def node(*modules: str, **variables: str) -> Iterator[Node]:
         yield Node(environment, server.pid)
     finally:
         server.stop()
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)

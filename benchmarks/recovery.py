@@ -2,8 +2,9 @@
 
 Three nodes with a rank each train and save, and a spare stands by. Then a node dies (SIGKILL for its agent
 and its rank) or falls silent (SIGSTOP). The time runs until all ranks of the next round have made a step.
-Muster's coordinator has its default settings, but for the session TTL of nodes that fall silent. The peer is
-torchrun's ``c10d`` with ``dcp.async_save``; its store is on a node that lives.
+Muster's coordinator has its default settings, but for the session TTL of nodes that fall silent. Muster runs
+with and without preloaded workers. The peer is torchrun's ``c10d`` with ``dcp.async_save``; its store is on
+a node that lives.
 """
 
 import argparse
@@ -18,13 +19,11 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measuring.machine import describe_machine
-from benchmarks.measuring.nodes import Nodes
+from benchmarks.measuring.nodes import PRELOADED, Nodes
 from lab.processes.coordinator import Coordinator, free_port
 
 RANK = Path(__file__).parent / "processes" / "elastic_rank.py"
-PRELOADED = "muster-preloaded"
-"""Muster, with ranks that ``muster-python`` starts."""
-KINDS = ["muster", PRELOADED, "c10d"]
+KINDS = ["muster", f"muster{PRELOADED}", "c10d"]
 NODES = 3
 SILENT_TTL = 5.0
 """Seconds: the session TTL for nodes that fall silent."""
@@ -74,7 +73,7 @@ def jobs(name: str, fault: signal.Signals) -> Iterator[tuple[Nodes, Coordinator 
     """Start a job, and what it needs."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        kind = "muster" if name == PRELOADED else name
+        kind = name.removesuffix(PRELOADED)
         coordinator, endpoint = None, f"127.0.0.1:{free_port()}"
         if kind == "muster":
             ttl = SILENT_TTL if fault is signal.SIGSTOP else 10.0
@@ -83,7 +82,9 @@ def jobs(name: str, fault: signal.Signals) -> Iterator[tuple[Nodes, Coordinator 
             endpoint = coordinator.endpoint
         program = [str(RANK), str(folder), kind]
         nodes = stack.enter_context(
-            Nodes(folder, kind, endpoint, NODES, 1, lambda _: program, name == PRELOADED, PATIENCE)
+            Nodes(
+                folder, kind, endpoint, NODES, 1, lambda _: program, preload=kind != name, patience=PATIENCE
+            )
         )
         yield nodes, coordinator
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measuring.machine import describe_machine
-from benchmarks.measuring.nodes import Nodes
+from benchmarks.measuring.nodes import PRELOADED, Nodes
 from benchmarks.processes import slow_bucket
 from benchmarks.processes.local_rank import EVERY
 from benchmarks.recovery import shown, wall
@@ -28,8 +28,6 @@ from muster.checkpoint.inventory import inventory_of
 RANK = Path(__file__).parent.parent / "processes" / "local_rank.py"
 NODES, PER_NODE = 4, 2
 WORLD_SIZE = NODES * PER_NODE
-PRELOADED = "-preloaded"
-"""The end of a kind whose ranks ``muster-python`` starts."""
 READ_BYTES = 8 << 20
 
 
@@ -128,7 +126,7 @@ def newest_parts(disk: Path) -> list[Path]:
 
 def recover(name: str, size: int) -> Recovery:
     """Let a job lose a node once."""
-    kind, preload, _ = name.partition(PRELOADED)
+    kind = name.removesuffix(PRELOADED)
     slow_bucket.reset()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
@@ -142,7 +140,9 @@ def recover(name: str, size: int) -> Recovery:
             return [str(RANK), str(folder), kind, str(size // WORLD_SIZE), str(disk)]
 
         backend = "c10d" if kind == "c10d" else "muster"
-        nodes = stack.enter_context(Nodes(folder, backend, endpoint, NODES, PER_NODE, program, bool(preload)))
+        nodes = stack.enter_context(
+            Nodes(folder, backend, endpoint, NODES, PER_NODE, program, preload=kind != name)
+        )
         nodes.start()
         time.sleep(1.0)  # Its store, if there is one, is on the first node.
         for _ in range(NODES - 1):

@@ -15,6 +15,9 @@ from typing import Self
 
 import psutil
 
+PRELOADED = "-preloaded"
+"""Suffix of a job's kind: ``muster-python`` starts its ranks."""
+
 
 def _exit(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ``timeout`` sends it twice.

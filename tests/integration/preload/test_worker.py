@@ -97,7 +97,7 @@ def facts(here: Node, folder: Path, *command: str, program: str = LAUNCHER, **va
 
 @pytest.mark.parametrize("name", ["facts.py", "link.py"])
 @pytest.mark.parametrize("absolute", [True, False])
-def test_script_finds_what_it_finds_under_python(here: Node, folder: Path, name: str, absolute: bool):
+def test_script_sees_the_same_process_as_under_python(here: Node, folder: Path, name: str, absolute: bool):
     command = ("-u", str(folder / name) if absolute else name, "--lr", "1")
     python = facts(here, folder, *command, program=sys.executable, RANK="5")
     assert facts(here, folder, *command, RANK="5") == python
@@ -113,7 +113,7 @@ def test_worker_has_no_files_of_other_workers(here: Node, folder: Path):
         other.kill()
 
 
-def test_module_finds_what_it_finds_under_python(here: Node, folder: Path):
+def test_module_sees_the_same_process_as_under_python(here: Node, folder: Path):
     command = ("-u", "-m", "facts", "-v")
     assert facts(here, folder, *command) == facts(here, folder, *command, program=sys.executable)
 

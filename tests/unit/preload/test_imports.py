@@ -97,7 +97,7 @@ def test_threads_that_end_before_a_fork_are_no_obstacle(tmp_path: Path):
     "reads", ["os.environ.get('LOCAL_RANK')", "os.getenv('LOCAL_RANK', '0')", "'LOCAL_RANK' in os.environ"]
 )
 def test_module_that_reads_a_variable_of_one_worker_is_named(tmp_path: Path, reads: str):
-    """As lightning_fabric, whose import decides which process is rank 0."""
+    """As lightning_fabric, which decides at its import which process is rank 0."""
     (tmp_path / "ranked.py").write_text(f"import os\n{reads}\nos.environ.get('HOME')\n")
     assert preloaded(tmp_path, "ranked") == (
         "the import of ranked reads LOCAL_RANK, which differs between workers. "

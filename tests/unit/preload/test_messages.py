@@ -96,7 +96,7 @@ def encoded(**changes: object) -> bytes:
     return json.dumps({"command": ["-u", "a.py"], "interpreter": INTERPRETER, **changes}).encode()
 
 
-def test_request_is_what_the_next_test_changes():
+def test_unchanged_request_is_decoded():
     assert StartRequest.decode(encoded()).command == ("-u", "a.py")
 
 

@@ -11,7 +11,7 @@ SHORT = Path("/tmp")
 
 
 def make_socket_folder(name: str) -> Path:
-    """Return a new folder, whose path leaves room for a socket.
+    """Return a new folder. Its path leaves room for a socket.
 
     Args:
         name: the socket's file name.

@@ -238,7 +238,7 @@ class Fetch:
             stream.close()
 
     def finish(self, path: Path) -> None:
-        """Sync a complete file, and rename it. The caller must sync the folder.
+        """Rename a complete file. It can be read then, and is not on the disk before the caller syncs it.
 
         Args:
             path: the file's final path.
@@ -246,12 +246,7 @@ class Fetch:
         Raises:
             OSError: it cannot be written.
         """
-        handle = os.open(self.partial, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.ftruncate(handle, self.entry.size)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        os.truncate(self.partial, self.entry.size)
         self.partial.rename(path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster.checkpoint.committed import SaveAttempt
-from muster.checkpoint.directory import METADATA, sync, write_synced
+from muster.checkpoint.directory import METADATA, sync, sync_file, write_synced
 from muster.checkpoint.local_folder import attempt_name
 from muster.checkpoint.manifest import MANIFEST, Manifest, ManifestReference
 from muster.keeper.change_signal import ChangeSignal
@@ -235,10 +235,11 @@ class FileStore:
         self._check_current(attempt, reference)
         _write(folder / MANIFEST, data)
         fetch.finish(folder / METADATA)
+        sync_file(folder / METADATA)
         sync(folder)
 
     async def ensure_file(self, attempt: SaveAttempt, name: str, *, is_copy: bool) -> None:
-        """Verify a file that is here, or fetch it.
+        """Verify a file that is here, or fetch it. It can be read then, and may not be on the disk yet.
 
         Args:
             attempt: the checkpoint.
@@ -278,15 +279,43 @@ class FileStore:
             turns = asyncio.Semaphore(CONNECTIONS)
             await wait_for_all(self._in_turn(turns, partial(fetch.get, piece)) for piece in pieces)
             self._check_current(attempt, head.reference)  # Else it may replace what a rank has written.
-            await self.in_thread(lambda: fetch.finish(path))
-            signature = Signature.of(path)
-            await self.in_thread(lambda: sync(path.parent))
+            fetch.finish(path)
         finally:
             self._reserved -= needed
+        signature = Signature.of(path)
         assert signature is not None
-        self._check_current(attempt, head.reference)
-        self.verified.put(attempt, head, name, signature)
+        self.verified.put(attempt, head, name, signature, synced=False)
         self.changes.notify()
+
+    async def sync_file(self, attempt: SaveAttempt, name: str) -> None:
+        """Put a verified file on the disk, so that it counts as held.
+
+        Raises:
+            OSError: it cannot be written. It is deleted: the kernel may have dropped some of its bytes.
+        """
+        await self._once(("sync", attempt, name), lambda: self._sync_file(attempt, name))
+
+    async def _sync_file(self, attempt: SaveAttempt, name: str) -> None:
+        head, path = self.verified.head(attempt), self.folder.file(attempt, name)
+        signature = Signature.of(path)
+        if head is None or signature is None or not self.has(attempt, name):
+            return
+        try:
+            await self.in_thread(partial(_put_on_disk, path))
+        except FileNotFoundError:
+            return  # It was deleted meanwhile.
+        except OSError:
+            self._drop_damaged(attempt, head, name)
+            raise
+        if self.has(attempt, name) and Signature.of(path) == signature:
+            self.verified.put(attempt, head, name, signature)
+            self.changes.notify()
+
+    def _drop_damaged(self, attempt: SaveAttempt, head: Head, name: str) -> None:
+        """Delete a file with wrong bytes, if the orders name this head: by another one, it may be whole."""
+        self.verified.drop(attempt, name)
+        if self._is_current(attempt, head.reference):
+            self.folder.file(attempt, name).unlink(missing_ok=True)
 
     def _check_space(self, attempt: SaveAttempt, name: str, needed: int, is_copy: bool) -> None:
         where = f"{attempt_name(attempt)}/{name} ({needed:,} bytes)"
@@ -305,12 +334,12 @@ class FileStore:
             )
 
     async def verify_file(self, attempt: SaveAttempt, head: Head, name: str) -> bool:
-        """Verify a file that is here, and return whether it is whole.
+        """Verify a file that is here, put it on the disk, and return whether it is whole.
 
         A damaged file is deleted, if the orders name this head: by another one, it may be whole.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: it cannot be read, or written.
         """
         key = ("verify", attempt, name, head.reference)
         return await self._once(key, lambda: self._verify(attempt, head, name))
@@ -324,12 +353,13 @@ class FileStore:
         known = self.verified.head(attempt)
         if known is None or known.reference != head.reference:
             return False  # Another manifest was ordered meanwhile; the file is verified against that one.
-        if whole and signature is not None and Signature.of(path) == signature:
-            self.verified.put(attempt, head, name, signature)
+        if not whole:
+            self._drop_damaged(attempt, head, name)
+        elif signature is not None and Signature.of(path) == signature:
+            self.verified.put(attempt, head, name, signature, synced=False)
+            await self.sync_file(attempt, name)
         else:
             self.verified.drop(attempt, name)
-            if not whole and self._is_current(attempt, head.reference):
-                path.unlink(missing_ok=True)
         self.changes.notify()
         return whole
 
@@ -360,6 +390,11 @@ async def wait_for_all(work: Iterable[Awaitable[object]]) -> None:
     for result in results:
         if isinstance(result, BaseException):
             raise result
+
+
+def _put_on_disk(path: Path) -> None:
+    sync_file(path)
+    sync(path.parent)
 
 
 def _size(path: Path) -> int:

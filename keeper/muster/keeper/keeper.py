@@ -21,6 +21,7 @@ from muster.keeper.orders import (
     Kept,
     PersistPart,
     Situation,
+    SyncFile,
     VerifyFile,
     decide,
     holding,
@@ -146,7 +147,7 @@ class Keeper:
             for action, retry in self._retries.items()
             if not _may_succeed(action, before.get(action.attempt), orders.orders.get(action.attempt))
             # What failed before a question is no answer to it.
-            and not (asks and isinstance(action, GetHead | VerifyFile))
+            and not (asks and isinstance(action, GetHead | VerifyFile | SyncFile))
         }
         self._keep_connections()
         self.changes.notify()
@@ -315,6 +316,8 @@ class Keeper:
                 await self.files.ensure_head(attempt)
             case VerifyFile(attempt, name):
                 await self.files.verify_file(attempt, await self.files.ensure_head(attempt), name)
+            case SyncFile(attempt, name):
+                await self.files.sync_file(attempt, name)
             case FetchFile(attempt, name, _):
                 await self.files.ensure_file(attempt, name, is_copy=True)
             case DeleteAttempt(attempt):
@@ -376,7 +379,7 @@ async def _no_permit(attempt: SaveAttempt) -> Sequence[LocalCheckpoint]:
     raise OSError("the coordinator has not been reached yet")
 
 
-PERSISTING, FETCHING, HEADS, VERIFYING = "persisting", "fetching", "heads", "verifying"
+PERSISTING, FETCHING, HEADS, VERIFYING, SYNCING = "persisting", "fetching", "heads", "verifying", "syncing"
 
 
 def _kind(action: Action) -> str:
@@ -388,6 +391,8 @@ def _kind(action: Action) -> str:
             return FETCHING
         case GetHead():
             return HEADS
+        case SyncFile():
+            return SYNCING
         case _:
             return VERIFYING
 

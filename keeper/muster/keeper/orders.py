@@ -17,7 +17,9 @@ class Kept:
     """By rank, the names of the files in its part; None: the head is not here, or not verified."""
     manifest_digest: bytes = b""
     verified: frozenset[str] = frozenset()
-    """The files that are here and verified."""
+    """The files that are here, verified and on the disk."""
+    unsynced: frozenset[str] = frozenset()
+    """The files that are here and verified, and may be lost if the node loses its power now."""
     unverified: frozenset[str] = frozenset()
     """The files that are here, and have not been verified yet."""
     persisted: frozenset[int] = frozenset()
@@ -26,7 +28,7 @@ class Kept:
     """Where it has committed the checkpoint in shared storage."""
 
     def lacks(self, rank: int) -> frozenset[str]:
-        """Return the files of a rank's part that are not here and verified; the head must be here."""
+        """Return the files of a rank's part that are not ``verified``; the head must be here."""
         assert self.parts is not None
         return self.parts.get(rank, frozenset()) - self.verified
 
@@ -45,6 +47,14 @@ class GetHead:
 @dataclass(frozen=True, slots=True)
 class VerifyFile:
     """Verify a file that is here."""
+
+    attempt: SaveAttempt
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFile:
+    """Put a file that was fetched on the disk. Ranks read it before; it counts as held only then."""
 
     attempt: SaveAttempt
     name: str
@@ -81,7 +91,9 @@ class DeleteAttempt:
     attempt: SaveAttempt
 
 
-Action: TypeAlias = GetHead | VerifyFile | FetchFile | PersistPart | CommitPersisted | DeleteAttempt
+Action: TypeAlias = (
+    GetHead | VerifyFile | SyncFile | FetchFile | PersistPart | CommitPersisted | DeleteAttempt
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +139,7 @@ def may_be_verified(orders: Orders, kept: Mapping[SaveAttempt, Kept], failed: Co
         if one.parts is None:
             if _needs_head(order, one) and GetHead(attempt) not in failed:
                 return True
-        elif any(VerifyFile(attempt, name) not in failed for name in _unverified(one)):
+        elif any(action not in failed for action in _unfinished(attempt, one)):
             return True
     return False
 
@@ -149,9 +161,13 @@ def _copies(order: Order, kept: Kept) -> list[Action]:
         return [GetHead(attempt)] if wanted or order.commit or _needs_head(order, kept) else []
     lacking = [(name, rank) for rank in sorted(wanted) for name in sorted(kept.lacks(rank))]
     here = [VerifyFile(attempt, name) for name, _ in lacking if name in kept.unverified]
-    fetches = [FetchFile(attempt, name, rank) for name, rank in lacking if name not in kept.unverified]
-    others = [VerifyFile(attempt, name) for name in _unverified(kept)]
-    return [*here, *fetches, *others]
+    known = kept.unverified | kept.unsynced
+    # Of a save that was just made, some keepers have not said yet what they have.
+    sources = frozenset[int]().union(*(source.ranks for source in order.sources))
+    fetches = [
+        FetchFile(attempt, name, rank) for name, rank in lacking if rank in sources and name not in known
+    ]
+    return [*here, *fetches, *_unfinished(attempt, kept)]
 
 
 def _needs_head(order: Order, kept: Kept) -> bool:
@@ -162,10 +178,14 @@ def _needs_head(order: Order, kept: Kept) -> bool:
     return bool(kept.unverified and (order.sources or MANIFEST in kept.unverified))
 
 
-def _unverified(kept: Kept) -> list[str]:
-    """Return the files of all parts that are here and not verified; the head must be here."""
+def _unfinished(attempt: SaveAttempt, kept: Kept) -> list[Action]:
+    """Return what is to be done until the files that are here are held; the head must be here."""
     assert kept.parts is not None
-    return sorted(name for part in kept.parts.values() for name in part & kept.unverified)
+    names = frozenset[str]().union(*kept.parts.values())
+    return [
+        *(SyncFile(attempt, name) for name in sorted(names & kept.unsynced)),
+        *(VerifyFile(attempt, name) for name in sorted(names & kept.unverified)),
+    ]
 
 
 def _persisting(order: Order, kept: Kept) -> list[Action]:

@@ -16,6 +16,8 @@ class _Attempt:
     head: Head
     verified: dict[str, Signature] = field(default_factory=dict)
     """By name: the signature that the file had when it was verified."""
+    unsynced: set[str] = field(default_factory=set)
+    """The verified files that may not be on the disk yet."""
     persisted: set[int] = field(default_factory=set)
     persisted_as: str = ""
 
@@ -49,7 +51,9 @@ class VerifiedFiles:
             if (signature := Signature.of(self._folder.file(attempt, name))) is not None:
                 found.verified[name] = signature
 
-    def put(self, attempt: SaveAttempt, head: Head, name: str, signature: Signature) -> None:
+    def put(
+        self, attempt: SaveAttempt, head: Head, name: str, signature: Signature, *, synced: bool = True
+    ) -> None:
         """Record a verified file.
 
         Args:
@@ -57,9 +61,15 @@ class VerifiedFiles:
             head: by which it was verified. If the attempt has another one by now, nothing is recorded.
             name: the file.
             signature: of the file when its verification began.
+            synced: whether it is on the disk. It stays so until it changes.
         """
-        if (found := self._of(attempt, head)) is not None:
-            found.verified[name] = signature
+        if (found := self._of(attempt, head)) is None:
+            return
+        if synced:
+            found.unsynced.discard(name)
+        elif found.verified.get(name) != signature:
+            found.unsynced.add(name)
+        found.verified[name] = signature
 
     def _of(self, attempt: SaveAttempt, head: Head) -> _Attempt | None:
         found = self._attempts.get(attempt)
@@ -71,6 +81,7 @@ class VerifiedFiles:
         if found is None:
             return
         found.verified.pop(name, None)
+        found.unsynced.discard(name)
         if name in HEAD:
             del self._attempts[attempt]
 
@@ -115,7 +126,8 @@ class VerifiedFiles:
         return Kept(
             found.head.parts,
             bytes.fromhex(found.head.reference.digest),
-            verified,
+            verified - found.unsynced,
+            verified & found.unsynced,
             files - verified,
             frozenset(found.persisted),
             found.persisted_as,

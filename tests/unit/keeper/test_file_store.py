@@ -12,7 +12,7 @@ import pytest
 
 from lab.patience import PATIENCE
 from muster.checkpoint.committed import SaveAttempt
-from muster.checkpoint.directory import METADATA
+from muster.checkpoint.directory import METADATA, sync_file
 from muster.checkpoint.manifest import MANIFEST
 from muster.keeper import file_store as module
 from muster.keeper.fetching import DamagedSourcesError, NoSourceError, SilentSourcesError
@@ -93,6 +93,10 @@ def ordered(made: MadeCheckpoint, *urls: str) -> Orders:
 
 def damaged(data: bytes) -> bytes:
     return bytes([data[0] ^ 1]) + data[1:]
+
+
+def fail(_: Path) -> None:
+    raise OSError(errno.EIO, "bad disk")
 
 
 def flip(path: Path) -> None:
@@ -225,6 +229,53 @@ async def test_file_is_fetched_with_the_head_and_recorded(
         assert await store.path_of(made.attempt, MINE) == path
     assert len(peers.asked) == asked, "what is here is not fetched again"
     assert sorted(one.name for one in path.parent.iterdir()) == sorted([MINE, *HEAD]), "no draft is left"
+
+
+async def test_fetched_file_can_be_read_before_it_is_on_the_disk_and_is_held_only_then(
+    store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+):
+    await store.ensure_head(made.attempt)
+    may_sync = threading.Event()
+    monkeypatch.setattr(module, "sync_file", lambda _: may_sync.wait(PATIENCE))
+    path = await store.path_of(made.attempt, MINE)
+    assert path.read_bytes() == made.files[MINE]
+    syncing = asyncio.create_task(store.sync_file(made.attempt, MINE))
+    kept = store.verified.kept(made.attempt)
+    assert (kept.unsynced, kept.holds(0)) == (frozenset({MINE}), False)
+    may_sync.set()
+    await syncing
+    kept = store.verified.kept(made.attempt)
+    assert (kept.unsynced, kept.holds(0)) == (frozenset[str](), True)
+    assert await store.verify_again(made.attempt, MINE)
+    assert store.verified.kept(made.attempt).holds(0)
+
+
+async def test_file_that_cannot_be_put_on_the_disk_is_fetched_again(
+    store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+):
+    """After a sync that failed, the next may succeed, though the bytes are lost."""
+    path = await store.path_of(made.attempt, MINE)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="bad disk"):
+        patched.setattr(module, "sync_file", fail)
+        await store.sync_file(made.attempt, MINE)
+    assert not path.exists()
+    assert not store.has(made.attempt, MINE)
+    await store.path_of(made.attempt, MINE)
+    await store.sync_file(made.attempt, MINE)
+    assert store.verified.kept(made.attempt).holds(0)
+
+
+async def test_file_that_is_deleted_while_it_is_synced_is_no_error(
+    store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+):
+    def delete_and_sync(path: Path) -> None:
+        path.unlink()
+        sync_file(path)
+
+    await store.path_of(made.attempt, MINE)
+    monkeypatch.setattr(module, "sync_file", delete_and_sync)
+    await store.sync_file(made.attempt, MINE)
+    assert not store.has(made.attempt, MINE)
 
 
 async def test_file_that_is_damaged_at_one_peer_comes_from_another(

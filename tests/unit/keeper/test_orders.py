@@ -17,6 +17,7 @@ from muster.keeper.orders import (
     Kept,
     PersistPart,
     Situation,
+    SyncFile,
     VerifyFile,
     decide,
     holding,
@@ -35,6 +36,7 @@ PARTS = {
     for generation, number in ATTEMPTS
 }
 """Rank 0 has written no file."""
+SOURCES = (Location("http://k1", frozenset(range(WORLD))),)
 
 ranks = st.frozensets(st.integers(0, WORLD - 1))
 
@@ -57,6 +59,7 @@ def orders(draw: st.DrawFn) -> Orders:
             attempt: Order(
                 checkpoint(attempt, draw(st.sampled_from(["", "/shared"]))),
                 ranks=draw(ranks),
+                sources=SOURCES,
                 persist=draw(ranks),
                 commit=draw(st.booleans()),
             )
@@ -69,11 +72,18 @@ def orders(draw: st.DrawFn) -> Orders:
 @st.composite
 def kept(draw: st.DrawFn, attempt: SaveAttempt) -> Kept:
     names = sorted(name for part in PARTS[attempt].values() for name in part)
-    whole, other = draw(st.frozensets(st.sampled_from(names))), draw(st.frozensets(st.sampled_from(names)))
+    some = st.frozensets(st.sampled_from(names))
+    held, unsynced, other = draw(some), draw(some), draw(some)
     if draw(st.booleans()):
-        return Kept(unverified=whole | other)
+        return Kept(unverified=held | other)
     return Kept(
-        PARTS[attempt], b"digest", whole, other - whole, draw(ranks), draw(st.sampled_from(["", "/x"]))
+        PARTS[attempt],
+        b"digest",
+        verified=held,
+        unsynced=unsynced - held,
+        unverified=other - held - unsynced,
+        persisted=draw(ranks),
+        persisted_as=draw(st.sampled_from(["", "/x"])),
     )
 
 
@@ -128,8 +138,15 @@ def done(now: Situation, action: Action) -> Situation:
             return replace(now, kept={one: was for one, was in now.kept.items() if one != attempt})
         case GetHead(attempt):
             after = replace(here, parts=PARTS[attempt])
-        case VerifyFile(_, name) | FetchFile(_, name, _):
-            after = replace(here, verified=here.verified | {name}, unverified=here.unverified - {name})
+        case FetchFile(_, name, _):
+            after = replace(here, unsynced=here.unsynced | {name})
+        case VerifyFile(_, name) | SyncFile(_, name):
+            after = replace(
+                here,
+                verified=here.verified | {name},
+                unsynced=here.unsynced - {name},
+                unverified=here.unverified - {name},
+            )
         case PersistPart(_, rank):
             after = replace(here, persisted=here.persisted | {rank})
         case CommitPersisted(_):
@@ -190,14 +207,35 @@ def test_local_files_are_verified_even_if_no_rank_needs_them():
     assert looked(without_source, with_head) == (verifications, True)
     assert looked(without_source, with_head, *verifications)[1] is False
     assert looked(with_source, Kept(PARTS[attempt], verified=names)) == ([], False)
+    synced: list[Action] = [SyncFile(attempt, name) for name in sorted(names)]
+    fetched = Kept(PARTS[attempt], unsynced=names)
+    assert looked(with_source, fetched) == (synced, True)
+    assert looked(with_source, fetched, *synced) == (synced, False)
     assert looked(with_source, Kept()) == ([], False)
     assert looked(Orders(), with_head) == ([], False)
+
+
+def test_part_is_fetched_only_when_a_keeper_has_it():
+    (attempt, *_) = ATTEMPTS
+    here = {attempt: Kept(PARTS[attempt])}
+
+    def fetched(*ranks: int) -> Sequence[Action]:
+        sources = (Location("http://k1", frozenset(ranks)),)
+        order = Order(checkpoint(attempt), ranks=frozenset({1, 2}), sources=sources)
+        return decide(Situation(Orders({attempt: order}, attempt), here))
+
+    assert fetched() == []
+    assert fetched(1) == [FetchFile(attempt, name, 1) for name in sorted(PARTS[attempt][1])]
+    assert len(fetched(0, 1, 2)) == len(PARTS[attempt][1] | PARTS[attempt][2])
 
 
 def test_heads_come_before_files():
     """Other keepers may wait for them."""
     _, second, third, _ = ATTEMPTS
-    orders = Orders({one: Order(checkpoint(one), ranks=frozenset({1})) for one in (second, third)}, second)
+    wanted = frozenset({1})
+    orders = Orders(
+        {one: Order(checkpoint(one), ranks=wanted, sources=SOURCES) for one in (second, third)}, second
+    )
     here = {second: Kept(), third: Kept(PARTS[third])}
     fetch = FetchFile(third, min(PARTS[third][1]), 1)
     assert decide(Situation(orders, here))[:2] == [GetHead(second), fetch]
@@ -207,7 +245,7 @@ def test_deletions_come_first_then_newer_checkpoints():
     first, second, third, fourth = ATTEMPTS
     given_orders = Orders(
         {
-            second: Order(checkpoint(second), ranks=frozenset({1}), persist=frozenset({0})),
+            second: Order(checkpoint(second), ranks=frozenset({1}), sources=SOURCES, persist=frozenset({0})),
             third: Order(checkpoint(third), ranks=frozenset({1, 2})),
             fourth: Order(checkpoint(fourth), ranks=frozenset({0})),
         },

@@ -43,7 +43,7 @@ from muster.worker.saves.memory.staging import (
 )
 from muster.worker.saves.planning.planning import Planning, SweptError
 from muster.worker.saves.planning.state_dicts import check_planner, expanded, planned_bytes
-from muster.worker.saves.queue.backlog import BacklogError, check_backlog
+from muster.worker.saves.queue.backlog import BacklogError, check_backlog, wait_for_earlier
 from muster.worker.saves.queue.calls import SaveTimings
 from muster.worker.saves.queue.groups import default_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
@@ -179,6 +179,8 @@ class Checkpointer:
     ) -> None:
         """Begin to save the state as it is now; all ranks must call it. Training goes on meanwhile.
 
+        If two earlier saves are still under way, it waits until one of them is decided.
+
         With ``local``, a rank whose folder has no room writes its part to shared storage. Then all ranks
         bring theirs there, and the save is committed there. A warning names the rank and the sizes.
 
@@ -204,9 +206,10 @@ class Checkpointer:
             MusterError: it is closed.
             Exception: what the plan raised, or the fork.
         """
+        began = time.monotonic()
+        wait_for_earlier(lambda: self._queue.undecided, lambda: self._barrier.has_contact)
         self._queue.check_open()
         self._planning.check_open()
-        began = time.monotonic()
         self._check_group()
         step = int(operator.index(step))  # The marker cannot hold a number of numpy's.
         if step < 0:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from muster.worker.saves import checkpointer as module
 from muster.worker.saves.memory import staging
 from muster.worker.saves.planning import planning
 from muster.worker.saves.planning.planning import CHANGED
-from muster.worker.saves.queue.backlog import MAX_UNDECIDED
+from muster.worker.saves.queue import backlog
+from muster.worker.saves.queue.backlog import MAX_UNDECIDED, MAX_UNDER_WAY
 from muster.worker.saves.storage.folder_storage import PendingFolder
 from tests.support.expect import raising
 from tests.support.rendezvous_runs import in_thread
@@ -46,14 +48,14 @@ def when_written(patched: pytest.MonkeyPatch, what: Callable[[Path], object]) ->
 @contextmanager
 def child_held_back(
     made: Checkpointer, step: int, gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    """Save a step. In the block, its child has written, and does not end."""
+) -> Iterator[Callable[[], None]]:
+    """Save a step. In the block, its child has written, and ends when the given function is called."""
     os.mkfifo(gate)
     with monkeypatch.context() as patched:
         when_written(patched, lambda _: gate.read_text())
         made.save(step, state(step))
-    with gate.open("w"):  # Opens when the child has written and reads.
-        yield
+    with gate.open("w") as held:  # Opens when the child has written and reads.
+        yield held.close
 
 
 def test_a_killed_child_commits_nothing_and_the_next_save_does(
@@ -176,16 +178,24 @@ def test_backlog_is_bounded_while_the_coordinator_is_away(
     save_steps(made, *refused)
 
 
-def test_backlog_is_not_bounded_while_the_coordinator_is_there(
-    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_save_waits_for_an_earlier_one_if_storage_is_slow(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Slow storage delays the decisions, and brings them."""
-    steps = range(1, MAX_UNDECIDED + 2)
-    with child_held_back(made, 0, tmp_path / "gate", monkeypatch):
-        for step in steps:
-            made.save(step, state(step))
-        assert made.finalize() == []
-    assert made.finalize(blocking=True) == [0, *steps]
+    """Else more and more saves would share the storage's bandwidth, and none would end."""
+    under_way: list[int] = []
+    with child_held_back(made, 0, tmp_path / "gate", monkeypatch) as let_go:
+        made.save(1, state(1))
+
+        def look(_: float) -> None:
+            under_way.append(len(list(tmp_path.glob(".step-*"))))
+            let_go()
+            sleep(backlog.PACE)
+
+        monkeypatch.setattr(backlog, "sleep", look)
+        made.save(2, state(2))
+    assert under_way[0] == MAX_UNDER_WAY
+    assert caplog.text.count("the next save waits for an earlier one") == 1
+    assert made.finalize(blocking=True) == [0, 1, 2]
 
 
 def test_nothing_is_saved_after_closing(tmp_path: Path):

@@ -16,12 +16,19 @@ from fsspec.implementations.local import LocalFileSystem
 SCHEME = "slowbucket"
 RATE = 100_000_000
 """Bytes a second."""
+TURN = 2**20
+"""Most bytes of one turn: a process that is killed leaves no more of them to wait for."""
 TURNS = Path("/tmp/muster-slow-bucket")
 """When the storage is free again, on the monotonic clock; and how many bytes were read and written."""
 
 
 def pay(count: int, *, reads: bool) -> None:
     """Wait until so many bytes could be transferred."""
+    for done in range(0, count, TURN):
+        _take_turn(min(TURN, count - done), reads=reads)
+
+
+def _take_turn(count: int, *, reads: bool) -> None:
     with TURNS.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         free_at, read, written = struct.unpack("dqq", file.read(24))

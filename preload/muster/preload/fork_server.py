@@ -27,7 +27,7 @@ from muster.preload.messages import (
     PER_WORKER,
     Command,
     Ended,
-    Interpreter,
+    ProcessContext,
     Refused,
     Reply,
     Started,
@@ -42,7 +42,7 @@ PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True, slots=True)
 class _Worker:
     pid: int
-    handle: int
+    pidfd: int
     """Readable when it has ended."""
     connection: socket.socket
 
@@ -89,7 +89,7 @@ class _Launch:
         except OSError:
             os._exit(1)  # The launcher has gone, or has become the worker.
         self.connection.close()
-        program.become(self.changes.apply(self.request.interpreter.environment), self.files)
+        program.become(self.changes.apply(self.request.context.environment), self.files)
         program.run(self.command)
 
 
@@ -98,21 +98,21 @@ class ForkServer:
 
     Args:
         listener: launchers connect to it.
-        agent: a handle of the agent's process, readable when it has ended.
-        interpreter: what workers inherit.
+        agent: the agent's pidfd, readable when it has ended.
+        context: what workers inherit.
         changes: what the imports have changed in their environment.
     """
 
     def __init__(
-        self, listener: socket.socket, agent: int, interpreter: Interpreter, changes: Changes
+        self, listener: socket.socket, agent: int, context: ProcessContext, changes: Changes
     ) -> None:
         self._listener = listener
         self._agent: int | None = agent
-        self._interpreter = interpreter
+        self._context = context
         self._changes = changes
         self._connections: set[socket.socket] = set()
         self._workers: dict[int, _Worker] = {}
-        """By handle."""
+        """By pidfd."""
         self._held: list[tuple[socket.socket, StartRequest, list[int]]] = []
         """Requests that wait for the end of killed workers: no rank may meet its own past."""
         self._selector = selectors.PollSelector()  # It has no file that forks would share.
@@ -146,11 +146,11 @@ class ForkServer:
                 return self._read(ready)
         return None
 
-    def _drop_agent(self, handle: int) -> None:
+    def _drop_agent(self, pidfd: int) -> None:
         """Take no more launchers: they become their workers themselves."""
-        self._selector.unregister(handle)
+        self._selector.unregister(pidfd)
         self._selector.unregister(self._listener)
-        os.close(handle)
+        os.close(pidfd)
         self._listener.close()
         self._agent = None
 
@@ -191,7 +191,7 @@ class ForkServer:
         command = Command.parse(request.command)
         if command is None:
             reply = Refused(f"Python's arguments are {' '.join(request.command)}")
-        elif difference := self._interpreter.difference(request.interpreter):
+        elif difference := self._context.difference(request.context):
             reply = Refused(difference)
         else:
             try:
@@ -212,14 +212,14 @@ class ForkServer:
         return None
 
     def _watch(self, worker: _Worker) -> None:
-        self._workers[worker.handle] = worker
-        self._selector.register(worker.handle, selectors.EVENT_READ)
+        self._workers[worker.pidfd] = worker
+        self._selector.register(worker.pidfd, selectors.EVENT_READ)
 
     def _reap(self, worker: _Worker) -> _Launch | None:
         _, status = os.waitpid(worker.pid, 0)
-        del self._workers[worker.handle]
-        self._selector.unregister(worker.handle)
-        os.close(worker.handle)
+        del self._workers[worker.pidfd]
+        self._selector.unregister(worker.pidfd)
+        os.close(worker.pidfd)
         if worker.connection in self._connections:
             _send(worker.connection, Ended(status))
             self._drop(worker.connection)
@@ -233,8 +233,8 @@ class ForkServer:
     def _close_inherited(self, connection: socket.socket) -> None:
         """Close in a forked worker what belongs to the server and to other workers."""
         self._listener.close()
-        for handle in [*self._workers, *([] if self._agent is None else [self._agent])]:
-            os.close(handle)
+        for pidfd in [*self._workers, *([] if self._agent is None else [self._agent])]:
+            os.close(pidfd)
         for other in self._connections - {connection}:
             other.close()
         for _, _, files in self._held:
@@ -288,7 +288,7 @@ def main() -> None:
 def _prepared(listener: socket.socket, agent: int, modules: list[str]) -> ForkServer | None:
     """Import the modules, and return the server. Return None if no worker can be forked, and say why."""
     began = time.monotonic()
-    interpreter = Interpreter.current()
+    context = ProcessContext.current()
     try:
         preload(modules, PER_WORKER)
     except (PreloadError, OSError) as error:
@@ -302,5 +302,5 @@ def _prepared(listener: socket.socket, agent: int, modules: list[str]) -> ForkSe
     print(
         f"muster-python: preloaded {', '.join(modules)} in {time.monotonic() - began:.1f} s.", file=sys.stderr
     )
-    changes = Changes.between(interpreter.environment, os.environ)
-    return ForkServer(listener, agent, interpreter, changes)
+    changes = Changes.between(context.environment, os.environ)
+    return ForkServer(listener, agent, context, changes)

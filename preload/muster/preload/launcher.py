@@ -16,10 +16,10 @@ from typing import NoReturn
 from muster.preload.messages import (
     FORWARDED,
     MAX_BYTES,
-    SOCKET,
+    SOCKET_VARIABLE,
     Command,
     Ended,
-    Interpreter,
+    ProcessContext,
     Refused,
     Reply,
     Started,
@@ -76,7 +76,7 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     arguments = sys.argv[1:]
-    path = os.environ.pop(SOCKET, "")  # A worker that runs torchrun itself has no use for it.
+    path = os.environ.pop(SOCKET_VARIABLE, "")  # A worker that runs torchrun itself has no use for it.
     if path:
         reason = _find_obstacle(arguments) or _launch(path, arguments)
         print(f"muster-python: this worker starts without preloaded modules: {reason}.", file=sys.stderr)
@@ -105,7 +105,7 @@ def _launch(path: str, arguments: list[str]) -> str:
         except OSError:
             return NO_SERVER
         signals = _Signals()
-        match _ask(connection, StartRequest(tuple(arguments), Interpreter.current()), signals):
+        match _ask(connection, StartRequest(tuple(arguments), ProcessContext.current()), signals):
             case Started(worker):
                 status = _await_end(connection, worker, signals)
             case Ended(status):  # Before it had begun.
@@ -155,9 +155,9 @@ def _await_end(connection: socket.socket, worker: int, signals: _Signals) -> int
         SystemExit: the fork server has ended before it.
     """
     try:
-        handle = os.pidfd_open(worker)
+        pidfd = os.pidfd_open(worker)
     except ProcessLookupError:
-        handle = None
+        pidfd = None
     files = [connection.fileno(), signals.fileno()]
     while connection.fileno() not in select.select(files, [], [])[0]:
         for number in signals.read():
@@ -170,8 +170,8 @@ def _await_end(connection: socket.socket, worker: int, signals: _Signals) -> int
     if isinstance(reply, Ended):
         return reply.status
     _send(worker, signal.SIGKILL)
-    if handle is not None:  # Its GPU and ports are free then, for the next worker.
-        select.select([handle], [], [], END_TIMEOUT)
+    if pidfd is not None:  # Its GPU and ports are free then, for the next worker.
+        select.select([pidfd], [], [], END_TIMEOUT)
     sys.exit(
         f"muster-python: the fork server of this node was killed. So worker {worker} was killed, too: its "
         "exit status would be lost. Look into the kernel's log, such as for a lack of memory."

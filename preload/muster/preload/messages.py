@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, TypeAlias
 
-SOCKET = "MUSTER_PRELOAD_SOCKET"
+SOCKET_VARIABLE = "MUSTER_PRELOAD_SOCKET"
 """The variable that names the fork server's socket to launchers."""
 MAX_BYTES = 192 << 10
 """The largest request. Linux sends up to ``net.core.wmem_default`` bytes at once, 208 KiB by default."""
@@ -29,7 +29,7 @@ PER_WORKER = frozenset(
         *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
         *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
         "TORCHELASTIC_TIMER_FILE",
-        *("MUSTER_ROUND", "MUSTER_ENDPOINT", "MUSTER_RUN_ID", SOCKET),
+        *("MUSTER_ROUND", "MUSTER_ENDPOINT", "MUSTER_RUN_ID", SOCKET_VARIABLE),
     }
 )
 """The variables that may differ between workers: torch's agent (torch 2.13, ``_start_workers``) and Muster's
@@ -38,7 +38,7 @@ preloaded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
+class ProcessContext:
     """What a process has from its start on, so that a forked worker cannot have another."""
 
     executable: str
@@ -57,9 +57,11 @@ class Interpreter:
         executable, prefix = (str(Path(path).resolve()) for path in (sys.executable, sys.prefix))
         return cls(executable, prefix, str(Path.cwd()), cpus, dict(os.environ))
 
-    def difference(self, other: "Interpreter") -> str | None:
+    def difference(self, other: "ProcessContext") -> str | None:
         """Return what differs, in words; None if a worker may be forked from the one for the other."""
-        if (self.executable, self.prefix) != (other.executable, other.prefix):
+        if self.executable != other.executable:
+            return f"its Python is {other.executable}, and the fork server's is {self.executable}"
+        if self.prefix != other.prefix:
             return f"its Python is that of {other.prefix}, and the fork server's is that of {self.prefix}"
         if self.folder != other.folder:
             return f"it starts in {other.folder}, and the fork server in {self.folder}"
@@ -106,7 +108,7 @@ class StartRequest:
 
     command: tuple[str, ...]
     """The arguments of Python."""
-    interpreter: Interpreter
+    context: ProcessContext
 
     def encode(self) -> bytes:
         """Return the message."""
@@ -126,7 +128,7 @@ class StartRequest:
         match fields:
             case {
                 "command": [*command],
-                "interpreter": {
+                "context": {
                     "executable": str(executable),
                     "prefix": str(prefix),
                     "folder": str(folder),
@@ -135,7 +137,7 @@ class StartRequest:
                 },
             } if all(isinstance(one, str) for one in [*command, *environment.values()]):
                 values: dict[str, str] = {str(name): str(value) for name, value in environment.items()}
-                return cls(tuple(command), Interpreter(executable, prefix, folder, tuple(cpus), values))
+                return cls(tuple(command), ProcessContext(executable, prefix, folder, tuple(cpus), values))
         raise ValueError("it is no request of this version")
 
 

@@ -70,6 +70,7 @@ def run(command: Command) -> None:
 
     Raises:
         SystemExit: the program asks for it, or has failed; its traceback has been printed then.
+        KeyboardInterrupt: it was interrupted; its traceback has been printed.
     """
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if command.is_module else []), command.target]
     sys.orig_argv.extend(command.arguments)
@@ -82,10 +83,13 @@ def run(command: Command) -> None:
         else:
             _prepend_path(os.path.dirname(os.path.realpath(command.target)))  # noqa: PTH120
             _run_script(command.target)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         trace = _of_program(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(1)
+        if isinstance(error, Exception):
+            sys.exit(1)
+        sys.excepthook = lambda *_: None  # Python prints nothing more, and ends by SIGINT.
+        raise
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from lab.patience import PATIENCE
-from muster.preload.messages import FORWARDED, SOCKET
+from muster.preload.messages import FORWARDED, SOCKET_VARIABLE
 from muster.worker.node.fork_server import ForkServerProcess
 
 LAUNCHER = str(Path(sys.executable).with_name("muster-python"))
@@ -66,7 +66,7 @@ def node(*modules: str, **variables: str) -> Iterator[Node]:
         signal.signal(number, signal.SIG_DFL)
     with patch.dict(os.environ, environment, clear=True):
         server = ForkServerProcess(modules or ("json",))
-        environment[SOCKET] = os.environ[SOCKET]
+        environment[SOCKET_VARIABLE] = os.environ[SOCKET_VARIABLE]
     try:
         yield Node(environment, server.pid)
     finally:

@@ -20,8 +20,8 @@ from lab.patience import PATIENCE, until
 from muster.preload import launcher
 from muster.preload.messages import (
     FORWARDED,
-    SOCKET,
-    Interpreter,
+    SOCKET_VARIABLE,
+    ProcessContext,
     Refused,
     Started,
     StartRequest,
@@ -302,7 +302,7 @@ def test_fork_server_of_a_killed_agent_ends_after_its_workers(script: str):
     ) as agent:
         assert agent.stdout is not None
         here = Node(json.loads(agent.stdout.readline()))
-        path = Path(here.environment[SOCKET])
+        path = Path(here.environment[SOCKET_VARIABLE])
         with here.start("-u", script) as process:
             _, server, child, kind = told(process)
             assert kind == "preloaded"
@@ -326,14 +326,14 @@ def _refuses(path: Path) -> bool:
 
 
 PRINT_REQUEST = """
-from muster.preload.messages import Interpreter, StartRequest
-print(StartRequest(("-u", "runs.py"), Interpreter.current()).encode().decode())
+from muster.preload.messages import ProcessContext, StartRequest
+print(StartRequest(("-u", "runs.py"), ProcessContext.current()).encode().decode())
 """
 
 
 def connect(here: Node) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(here.environment[SOCKET])
+    connection.connect(here.environment[SOCKET_VARIABLE])
     return connection
 
 
@@ -361,9 +361,7 @@ def test_launcher_that_gives_up_has_no_worker(here: Node, tmp_path: Path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    "message", [b"{", b"[]", b"{}", json.dumps({"command": 1, "interpreter": {}}).encode()]
-)
+@pytest.mark.parametrize("message", [b"{", b"[]", b"{}", json.dumps({"command": 1, "context": {}}).encode()])
 @pytest.mark.parametrize("files", [0, 1, 3])
 def test_hostile_message_ends_no_fork_server(here: Node, tmp_path: Path, message: bytes, files: int):
     with connect(here) as connection, Path(os.devnull).open() as null:
@@ -390,14 +388,14 @@ def test_launcher_does_not_wait_for_imports_for_ever(
     monkeypatch.setattr(launcher, "START_TIMEOUT", 0.01)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        reply = launcher._ask(ours, StartRequest(("-u", "train.py"), Interpreter.current()), signals)
+        reply = launcher._ask(ours, StartRequest(("-u", "train.py"), ProcessContext.current()), signals)
     assert reply == Refused("the fork server was not ready within 0.01 s")
 
 
 def test_request_that_is_too_large_is_not_sent(signals: launcher._Signals):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        request = StartRequest(("-u", "train.py", "x" * (8 << 20)), Interpreter.current())
+        request = StartRequest(("-u", "train.py", "x" * (8 << 20)), ProcessContext.current())
         reply = launcher._ask(ours, request, signals)
     assert isinstance(reply, Refused)
     assert reply.reason.endswith("bytes, more than 196,608")
@@ -408,10 +406,10 @@ def test_fork_server_is_left_alone_by_a_forked_child_and_by_another_one(tmp_path
     program = tmp_path / "agent.py"
     program.write_text(
         "import os\n"
-        "from muster.preload.messages import SOCKET\n"
+        "from muster.preload.messages import SOCKET_VARIABLE\n"
         "from muster.worker.node.fork_server import ForkServerProcess\n"
         "first = ForkServerProcess(['colorsys'])\n"
-        "path = os.environ[SOCKET]\n"
+        "path = os.environ[SOCKET_VARIABLE]\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    first.stop()\n"
@@ -421,9 +419,9 @@ def test_fork_server_is_left_alone_by_a_forked_child_and_by_another_one(tmp_path
         "second = ForkServerProcess(['colorsys'])\n"
         "first.stop()\n"
         "assert not os.path.exists(path)\n"
-        "assert os.path.exists(os.environ[SOCKET])\n"
+        "assert os.path.exists(os.environ[SOCKET_VARIABLE])\n"
         "second.stop()\n"
-        "assert SOCKET not in os.environ\n"
+        "assert SOCKET_VARIABLE not in os.environ\n"
     )
     done = subprocess.run([sys.executable, str(program)], timeout=PATIENCE, check=False)
     assert done.returncode == 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,13 +70,21 @@ def fail():
 
 fail()
 """
+IS_INTERRUPTED = FAILS.replace('ValueError("no data")', "KeyboardInterrupt")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with programs."""
     folder = tmp_path_factory.mktemp("job")
-    for name, text in {"facts": FACTS, "spawning": MAIN, "fails": FAILS, "waits": WAITS}.items():
+    programs = {
+        "facts": FACTS,
+        "spawning": MAIN,
+        "fails": FAILS,
+        "is_interrupted": IS_INTERRUPTED,
+        "waits": WAITS,
+    }
+    for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "link.py").symlink_to("facts.py")
     return folder
@@ -118,10 +127,11 @@ def test_module_sees_the_same_process_as_under_python(here: Node, folder: Path):
     assert facts(here, folder, *command) == facts(here, folder, *command, program=sys.executable)
 
 
-def test_error_is_printed_as_under_python(here: Node, folder: Path):
-    python = here.run("-u", "fails.py", program=sys.executable, folder=folder)
-    assert here.run("-u", "fails.py", folder=folder) == python
-    assert python[0] == 1
+@pytest.mark.parametrize(("name", "code"), [("fails.py", 1), ("is_interrupted.py", -signal.SIGINT)])
+def test_error_is_printed_as_under_python(here: Node, folder: Path, name: str, code: int):
+    python = here.run("-u", name, program=sys.executable, folder=folder)
+    assert here.run("-u", name, folder=folder) == python
+    assert python[0] == code
 
 
 def test_worker_can_spawn_processes(here: Node, folder: Path):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from muster.preload.fork_server import Changes, ForkServer
-from muster.preload.messages import Ended, Interpreter, StartRequest, decode_reply
+from muster.preload.messages import Ended, ProcessContext, StartRequest, decode_reply
 
-INTERPRETER = Interpreter("python", "/venv", "/job", (0,), {})
-REQUEST = StartRequest(("-u", "train.py"), INTERPRETER)
+CONTEXT = ProcessContext("python", "/venv", "/job", (0,), {})
+REQUEST = StartRequest(("-u", "train.py"), CONTEXT)
 
 
 class Processes:
@@ -56,7 +56,7 @@ def server(processes: Processes) -> Iterator[Server]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("")  # An abstract address of its own.
         listener.listen()
-        yield Server(listener, agent, INTERPRETER, Changes({}, frozenset()))
+        yield Server(listener, agent, CONTEXT, Changes({}, frozenset()))
     os.close(agent)
     os.close(ends)
 

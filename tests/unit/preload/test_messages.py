@@ -12,7 +12,7 @@ from muster.preload.messages import (
     PER_WORKER,
     Command,
     Ended,
-    Interpreter,
+    ProcessContext,
     Refused,
     Started,
     StartRequest,
@@ -20,10 +20,10 @@ from muster.preload.messages import (
     encode_reply,
 )
 
-SERVER = Interpreter("/usr/bin/python", "/usr", "/job", (0, 1), {"OMP_NUM_THREADS": "1", "RANK": "0"})
+SERVER = ProcessContext("/usr/bin/python", "/usr", "/job", (0, 1), {"OMP_NUM_THREADS": "1", "RANK": "0"})
 
 
-def test_equal_interpreters_do_not_differ():
+def test_equal_contexts_do_not_differ():
     assert SERVER.difference(replace(SERVER)) is None
 
 
@@ -36,7 +36,10 @@ def test_variables_of_one_worker_may_differ(name: str):
     ("change", "said"),
     [
         ({"prefix": "/venv"}, "its Python is that of /venv, and the fork server's is that of /usr"),
-        ({"executable": "/bin/python"}, "its Python is that of /usr, and the fork server's is that of /usr"),
+        (
+            {"executable": "/bin/python"},
+            "its Python is /bin/python, and the fork server's is /usr/bin/python",
+        ),
         ({"folder": "/other"}, "it starts in /other, and the fork server in /job"),
         ({"cpus": (0,)}, "it is bound to other processor cores than the fork server"),
         ({"environment": {"OMP_NUM_THREADS": "2"}}, "differs from the fork server's in OMP_NUM_THREADS"),
@@ -80,7 +83,9 @@ def test_command_is_a_script_or_a_module(arguments: list[str], command: Command 
     st.lists(st.integers(0, 1024)),
 )
 def test_request_is_the_same_after_decoding(command: list[str], environment: dict[str, str], cpus: list[int]):
-    request = StartRequest(tuple(command), Interpreter("python", "/venv", "/job", tuple(cpus), environment))
+    request = StartRequest(
+        tuple(command), ProcessContext("python", "/venv", "/job", tuple(cpus), environment)
+    )
     assert StartRequest.decode(request.encode()) == request
 
 
@@ -89,11 +94,11 @@ def test_reply_is_the_same_after_decoding(reply: Started | Refused | Ended):
     assert decode_reply(encode_reply(reply)) == reply
 
 
-INTERPRETER = {"executable": "python", "prefix": "/venv", "folder": "/job", "cpus": [0], "environment": {}}
+CONTEXT = {"executable": "python", "prefix": "/venv", "folder": "/job", "cpus": [0], "environment": {}}
 
 
 def encoded(**changes: object) -> bytes:
-    return json.dumps({"command": ["-u", "a.py"], "interpreter": INTERPRETER, **changes}).encode()
+    return json.dumps({"command": ["-u", "a.py"], "context": CONTEXT, **changes}).encode()
 
 
 def test_unchanged_request_is_decoded():
@@ -111,11 +116,11 @@ def test_unchanged_request_is_decoded():
         b"{}",
         encoded(command=1),
         encoded(command=[1]),
-        encoded(interpreter=None),
-        encoded(interpreter={}),
-        encoded(interpreter={**INTERPRETER, "environment": 5}),
-        encoded(interpreter={**INTERPRETER, "environment": {"RANK": 1}}),
-        encoded(interpreter={**INTERPRETER, "cpus": 1}),
+        encoded(context=None),
+        encoded(context={}),
+        encoded(context={**CONTEXT, "environment": 5}),
+        encoded(context={**CONTEXT, "environment": {"RANK": 1}}),
+        encoded(context={**CONTEXT, "cpus": 1}),
     ],
 )
 def test_other_messages_are_no_requests(message: bytes):

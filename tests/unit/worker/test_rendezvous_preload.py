@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from muster.preload.messages import SOCKET
+from muster.preload.messages import SOCKET_VARIABLE
 from muster.worker import rendezvous
 from muster.worker.environment import DEFAULT_PRELOAD
 from muster.worker.node import fork_server
@@ -86,7 +86,7 @@ def test_agent_goes_without_a_fork_server_that_cannot_start(
     with caplog.at_level(logging.WARNING):
         made()
     assert "workers start without preloaded modules" in caplog.text
-    assert SOCKET not in os.environ
+    assert SOCKET_VARIABLE not in os.environ
 
 
 def test_handler_is_not_created_with_invalid_names_of_modules(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from muster.preload.messages import PER_WORKER, SOCKET
+from muster.preload.messages import PER_WORKER, SOCKET_VARIABLE
 from muster.worker.transport.socket_folder import make_socket_folder
 
 logger = logging.getLogger(__name__)
@@ -53,14 +53,14 @@ class ForkServerProcess:
             raise
         self._agent, self.pid = os.getpid(), self._process.pid
         logger.info("process %d imports %s for this node's workers", self.pid, ", ".join(modules))
-        os.environ[SOCKET] = self._path
+        os.environ[SOCKET_VARIABLE] = self._path
 
     def stop(self) -> None:
         """End it. Its launchers kill the workers that are left. In a forked child it does nothing."""
         if os.getpid() != self._agent:
             return
-        if os.environ.get(SOCKET) == self._path:
-            del os.environ[SOCKET]
+        if os.environ.get(SOCKET_VARIABLE) == self._path:
+            del os.environ[SOCKET_VARIABLE]
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import os
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -234,8 +236,8 @@ class FileStore:
         # In a thread, but the orders are only read: what a rank has written meanwhile is not to be replaced.
         self._check_current(attempt, reference)
         _write(folder / MANIFEST, data)
+        _sync_or_forget(fetch.partial)
         fetch.finish(folder / METADATA)
-        sync_file(folder / METADATA)
         sync(folder)
 
     async def ensure_file(self, attempt: SaveAttempt, name: str, *, is_copy: bool) -> None:
@@ -291,7 +293,7 @@ class FileStore:
         """Put a verified file on the disk, so that it counts as held.
 
         Raises:
-            OSError: it cannot be written. It is deleted: the kernel may have dropped some of its bytes.
+            OSError: it cannot be written. It must be verified again, by what is on the disk.
         """
         await self._once(("sync", attempt, name), lambda: self._sync_file(attempt, name))
 
@@ -305,17 +307,12 @@ class FileStore:
         except FileNotFoundError:
             return  # It was deleted meanwhile.
         except OSError:
-            self._drop_damaged(attempt, head, name)
+            self.verified.drop(attempt, name)
+            self.changes.notify()
             raise
         if self.has(attempt, name) and Signature.of(path) == signature:
             self.verified.put(attempt, head, name, signature)
             self.changes.notify()
-
-    def _drop_damaged(self, attempt: SaveAttempt, head: Head, name: str) -> None:
-        """Delete a file with wrong bytes, if the orders name this head: by another one, it may be whole."""
-        self.verified.drop(attempt, name)
-        if self._is_current(attempt, head.reference):
-            self.folder.file(attempt, name).unlink(missing_ok=True)
 
     def _check_space(self, attempt: SaveAttempt, name: str, needed: int, is_copy: bool) -> None:
         where = f"{attempt_name(attempt)}/{name} ({needed:,} bytes)"
@@ -354,7 +351,9 @@ class FileStore:
         if known is None or known.reference != head.reference:
             return False  # Another manifest was ordered meanwhile; the file is verified against that one.
         if not whole:
-            self._drop_damaged(attempt, head, name)
+            self.verified.drop(attempt, name)
+            if self._is_current(attempt, head.reference):
+                path.unlink(missing_ok=True)
         elif signature is not None and Signature.of(path) == signature:
             self.verified.put(attempt, head, name, signature, synced=False)
             await self.sync_file(attempt, name)
@@ -393,8 +392,24 @@ async def wait_for_all(work: Iterable[Awaitable[object]]) -> None:
 
 
 def _put_on_disk(path: Path) -> None:
-    sync_file(path)
+    _sync_or_forget(path)
     sync(path.parent)
+
+
+def _sync_or_forget(path: Path) -> None:
+    """Sync a file; if that fails, have the kernel forget what it has of it.
+
+    It may have lost bytes, and the next read must come from the disk.
+
+    Raises:
+        OSError: it cannot be synced.
+    """
+    try:
+        sync_file(path)
+    except OSError:
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        raise
 
 
 def _size(path: Path) -> int:

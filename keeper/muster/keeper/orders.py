@@ -33,7 +33,7 @@ class Kept:
         return self.parts.get(rank, frozenset()) - self.verified
 
     def holds(self, rank: int) -> bool:
-        """Return whether a rank's part is here and verified."""
+        """Return whether a rank's part is here, verified and on the disk."""
         return self.parts is not None and not self.lacks(rank)
 
 
@@ -46,7 +46,7 @@ class GetHead:
 
 @dataclass(frozen=True, slots=True)
 class VerifyFile:
-    """Verify a file that is here."""
+    """Verify a file that is here, and put it on the disk."""
 
     attempt: SaveAttempt
     name: str
@@ -139,7 +139,7 @@ def may_be_verified(orders: Orders, kept: Mapping[SaveAttempt, Kept], failed: Co
         if one.parts is None:
             if _needs_head(order, one) and GetHead(attempt) not in failed:
                 return True
-        elif any(action not in failed for action in _unfinished(attempt, one)):
+        elif any(action not in failed for action in _unfinished(attempt, one, _in_sources(order))):
             return True
     return False
 
@@ -162,8 +162,8 @@ def _copies(order: Order, kept: Kept) -> list[Action]:
     lacking = [(name, rank) for rank in sorted(wanted) for name in sorted(kept.lacks(rank))]
     here = [VerifyFile(attempt, name) for name, _ in lacking if name in kept.unverified]
     known = kept.unverified | kept.unsynced
-    # Of a save that was just made, some keepers have not said yet what they have.
-    sources = frozenset[int]().union(*(source.ranks for source in order.sources))
+    # Right after a save, some keepers have not reported their parts yet.
+    sources = _in_sources(order)
     fetches = [
         FetchFile(attempt, name, rank) for name, rank in lacking if rank in sources and name not in known
     ]
@@ -178,12 +178,26 @@ def _needs_head(order: Order, kept: Kept) -> bool:
     return bool(kept.unverified and (order.sources or MANIFEST in kept.unverified))
 
 
-def _unfinished(attempt: SaveAttempt, kept: Kept) -> list[Action]:
-    """Return what is to be done until the files that are here are held; the head must be here."""
+def _in_sources(order: Order) -> frozenset[int]:
+    """Return the ranks whose parts a source has."""
+    return frozenset[int]().union(*(source.ranks for source in order.sources))
+
+
+def _unfinished(
+    attempt: SaveAttempt, kept: Kept, elsewhere: frozenset[int] = frozenset()
+) -> Sequence[Action]:
+    """Return the actions after which the files that are here count as held; the head must be here.
+
+    Args:
+        attempt: the attempt.
+        kept: what is here of it.
+        elsewhere: ranks whose parts other keepers have: copies of them need not be on this disk, too.
+    """
     assert kept.parts is not None
     names = frozenset[str]().union(*kept.parts.values())
+    alone = frozenset[str]().union(*(part for rank, part in kept.parts.items() if rank not in elsewhere))
     return [
-        *(SyncFile(attempt, name) for name in sorted(names & kept.unsynced)),
+        *(SyncFile(attempt, name) for name in sorted(alone & kept.unsynced)),
         *(VerifyFile(attempt, name) for name in sorted(names & kept.unverified)),
     ]
 

@@ -235,8 +235,13 @@ async def test_fetched_file_can_be_read_before_it_is_on_the_disk_and_is_held_onl
     store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ):
     await store.ensure_head(made.attempt)
-    may_sync = threading.Event()
-    monkeypatch.setattr(module, "sync_file", lambda _: may_sync.wait(PATIENCE))
+    syncs, may_sync = threading.Event(), threading.Event()
+
+    def wait(_: Path) -> None:
+        syncs.set()
+        may_sync.wait(PATIENCE)
+
+    monkeypatch.setattr(module, "sync_file", wait)
     path = await store.path_of(made.attempt, MINE)
     assert path.read_bytes() == made.files[MINE]
     syncing = asyncio.create_task(store.sync_file(made.attempt, MINE))
@@ -246,23 +251,56 @@ async def test_fetched_file_can_be_read_before_it_is_on_the_disk_and_is_held_onl
     await syncing
     kept = store.verified.kept(made.attempt)
     assert (kept.unsynced, kept.holds(0)) == (frozenset[str](), True)
-    assert await store.verify_again(made.attempt, MINE)
-    assert store.verified.kept(made.attempt).holds(0)
+    syncs.clear()
+    may_sync.clear()
+    verifying = asyncio.create_task(store.verify_again(made.attempt, MINE))
+    await store.in_thread(lambda: syncs.wait(PATIENCE))
+    assert store.verified.kept(made.attempt).holds(0), "it is not changed"
+    may_sync.set()
+    assert await verifying
 
 
-async def test_file_that_cannot_be_put_on_the_disk_is_fetched_again(
-    store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", [True, False])
+async def test_file_that_cannot_be_put_on_the_disk_is_verified_again(
+    store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch, lost: bool
 ):
     """After a sync that failed, the next may succeed, though the bytes are lost."""
     path = await store.path_of(made.attempt, MINE)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="bad disk"):
         patched.setattr(module, "sync_file", fail)
         await store.sync_file(made.attempt, MINE)
-    assert not path.exists()
     assert not store.has(made.attempt, MINE)
+    assert path.exists(), "it may be the only copy"
+    if lost:
+        flip(path)
     await store.path_of(made.attempt, MINE)
     await store.sync_file(made.attempt, MINE)
+    assert path.read_bytes() == made.files[MINE]
     assert store.verified.kept(made.attempt).holds(0)
+
+
+async def test_part_of_this_node_counts_only_when_it_is_on_the_disk(
+    store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+):
+    made.write(store.folder.path, [0], head=True)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="bad disk"):
+        patched.setattr(module, "sync_file", fail)
+        await store.verify_attempt(made.attempt)
+    assert not store.verified.kept(made.attempt).holds(0)
+    assert store.folder.file(made.attempt, MINE).exists(), "it is the only copy"
+    await store.verify_attempt(made.attempt)
+    assert store.verified.kept(made.attempt).holds(0)
+
+
+async def test_head_counts_only_when_it_is_on_the_disk(
+    store: FileStore, made: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="bad disk"):
+        patched.setattr(module, "sync_file", fail)
+        await store.ensure_head(made.attempt)
+    assert not store.may_come(made.attempt, METADATA)
+    await store.ensure_head(made.attempt)
+    assert store.has(made.attempt, METADATA)
 
 
 async def test_file_that_is_deleted_while_it_is_synced_is_no_error(

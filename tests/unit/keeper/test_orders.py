@@ -211,6 +211,8 @@ def test_local_files_are_verified_even_if_no_rank_needs_them():
     fetched = Kept(PARTS[attempt], unsynced=names)
     assert looked(with_source, fetched) == (synced, True)
     assert looked(with_source, fetched, *synced) == (synced, False)
+    has_it = Orders({attempt: Order(checkpoint(attempt), sources=SOURCES)}, attempt)
+    assert looked(has_it, fetched) == (synced, False), "another keeper has the part"
     assert looked(with_source, Kept()) == ([], False)
     assert looked(Orders(), with_head) == ([], False)
 

@@ -43,7 +43,7 @@ from muster.worker.saves.memory.staging import (
 )
 from muster.worker.saves.planning.planning import Planning, SweptError
 from muster.worker.saves.planning.state_dicts import check_planner, expanded, planned_bytes
-from muster.worker.saves.queue.backlog import BacklogError, check_backlog, wait_for_earlier
+from muster.worker.saves.queue.backlog import BacklogError, check_backlog, wait_until_few
 from muster.worker.saves.queue.calls import SaveTimings
 from muster.worker.saves.queue.groups import default_barrier
 from muster.worker.saves.queue.queue import DEFAULT_TIMEOUT, AsyncCallsQueue
@@ -179,14 +179,15 @@ class Checkpointer:
     ) -> None:
         """Begin to save the state as it is now; all ranks must call it. Training goes on meanwhile.
 
-        If two earlier saves are still under way, it waits until one of them is decided.
+        If two earlier saves are undecided by then, it waits for one of them, for two minutes at most, unless
+        the coordinator is away. With ``wait_for``, this includes their copies or their upload.
 
         With ``local``, a rank whose folder has no room writes its part to shared storage. Then all ranks
         bring theirs there, and the save is committed there. A warning names the rank and the sizes.
 
         If the step is committed or under way, or the copy, plan or fork fails, the save counts, and has
         failed for all ranks, which hear of it from :meth:`finalize`. So it has, without an error here, if
-        the coordinator is away and eight earlier saves wait for its decision.
+        eight earlier saves are undecided.
 
         Args:
             step: the step's number, from 0.
@@ -206,10 +207,9 @@ class Checkpointer:
             MusterError: it is closed.
             Exception: what the plan raised, or the fork.
         """
-        began = time.monotonic()
-        wait_for_earlier(lambda: self._queue.undecided, lambda: self._barrier.has_contact)
         self._queue.check_open()
         self._planning.check_open()
+        began = time.monotonic()
         self._check_group()
         step = int(operator.index(step))  # The marker cannot hold a number of numpy's.
         if step < 0:
@@ -299,6 +299,8 @@ class Checkpointer:
                 raise
             if isinstance(error, BacklogError):  # Its decision may be long in coming.
                 logger.warning("%s is not saved: %s", name, str(error))  # The error holds the state.
+        # Last: an interrupt changes nothing any more about what this rank saves, and in which order.
+        wait_until_few(lambda: self._queue.undecided, lambda: self._barrier.has_contact)
 
     def _check_group(self) -> None:
         """The plan is made by torch's process group, and the decision by the barrier's ranks."""

@@ -178,24 +178,42 @@ def test_backlog_is_bounded_while_the_coordinator_is_away(
     save_steps(made, *refused)
 
 
-def test_save_waits_for_an_earlier_one_if_storage_is_slow(
+def test_training_waits_for_saves_if_storage_is_slow(
     made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """Else more and more saves would share the storage's bandwidth, and none would end."""
     under_way: list[int] = []
     with child_held_back(made, 0, tmp_path / "gate", monkeypatch) as let_go:
         made.save(1, state(1))
+        assert MAX_UNDER_WAY == 2
 
         def look(_: float) -> None:
             under_way.append(len(list(tmp_path.glob(".step-*"))))
             let_go()
-            sleep(backlog.PACE)
+            sleep(backlog.POLL_INTERVAL)
 
         monkeypatch.setattr(backlog, "sleep", look)
         made.save(2, state(2))
-    assert under_way[0] == MAX_UNDER_WAY
-    assert caplog.text.count("the next save waits for an earlier one") == 1
+    assert under_way[0] == MAX_UNDER_WAY + 1
+    assert caplog.text.count("training waits in save()") == 1
     assert made.finalize(blocking=True) == [0, 1, 2]
+
+
+def test_save_that_is_interrupted_while_training_waits_is_made(
+    made: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The other ranks count it, too."""
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with child_held_back(made, 0, tmp_path / "gate", monkeypatch), monkeypatch.context() as patched:
+        made.save(1, state(1))
+        patched.setattr(backlog, "sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            made.save(2, state(2))
+    made.save(3, state(3))
+    assert made.finalize(blocking=True) == [0, 1, 2, 3]
 
 
 def test_nothing_is_saved_after_closing(tmp_path: Path):

@@ -179,7 +179,7 @@ def _needs_head(order: Order, kept: Kept) -> bool:
 
 
 def _in_sources(order: Order) -> frozenset[int]:
-    """Return the ranks whose parts a source has."""
+    """Return the ranks with a part at a source."""
     return frozenset[int]().union(*(source.ranks for source in order.sources))
 
 
@@ -191,7 +191,7 @@ def _unfinished(
     Args:
         attempt: the attempt.
         kept: what is here of it.
-        elsewhere: ranks whose parts other keepers have: copies of them need not be on this disk, too.
+        elsewhere: ranks with a part at another keeper. Syncs of copies of these are left out.
     """
     assert kept.parts is not None
     names = frozenset[str]().union(*kept.parts.values())

@@ -18,8 +18,8 @@ FORWARDED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT),
 )
-"""The signals that a launcher passes on to its worker's process group. They do not end the fork server:
-schedulers send some of them to all processes of a job, so that it can save."""
+"""The signals that a launcher passes on to its worker, some to its whole process group. They do not end the
+fork server: schedulers send some of them to all processes of a job, so that it can save."""
 
 PER_WORKER = frozenset(
     {
